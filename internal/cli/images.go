@@ -54,8 +54,11 @@ type imageFlags struct {
 
 	concurrency, imageConcurrency, retries int
 
+	failFast  bool
+	limitRate int64 // bytes per second
 	platform  string
 	referrers bool
+	sparse    bool // of export
 	lists     []string
 
 	login registryFlags
@@ -75,8 +78,15 @@ func (f *imageFlags) transferFlags(flags *pflag.FlagSet) {
 	numberFlag(flags, &f.imageConcurrency, "image-concurrency", 1, maxConcurrency, 1,
 		"number of images started in parallel; with 1, the next image starts when all blobs of the previous one are in "+
 			"transfer")
+	flags.BoolVar(&f.failFast, "fail-fast", false,
+		"end at the first image that fails; otherwise the others are completed, and the exit code is 1")
+	sizeFlag(flags, &f.limitRate, "limit-rate", "",
+		"maximum bytes per second in each direction, over all connections, as in 500kB")
 	f.retryFlag(flags)
 }
+
+// minRate is what even a satellite link has. With less, parallel transfers would look idle.
+const minRate = 1000
 
 func (f *imageFlags) retryFlag(flags *pflag.FlagSet) {
 	numberFlag(flags, &f.retries, "retries", 0, maxRetries, remote.DefaultRetries,
@@ -120,6 +130,9 @@ func (f *imageFlags) validate(flags *pflag.FlagSet) error {
 		if _, err := images.ParsePlatforms(f.platform); err != nil {
 			errs = append(errs, fmt.Errorf("--platform: %w", err))
 		}
+	}
+	if flags.Changed("limit-rate") && f.limitRate < minRate {
+		errs = append(errs, errors.New("invalid --limit-rate: want at least 1kB"))
 	}
 	if f.noStore && (flags.Changed("store-dir") || flags.Changed("store-size")) {
 		errs = append(errs, errors.New("--no-store cannot be combined with --store-dir or --store-size"))
@@ -179,6 +192,7 @@ type imageRun struct {
 	*imageFlags
 	meter      *meter.Meter
 	log        *slog.Logger
+	rate       *remote.Rate
 	registries *registries
 	ends       []func() error
 }
@@ -192,6 +206,9 @@ func (f *imageFlags) begin(cmd *cobra.Command, host string, plain func(host stri
 		// In a structured log, progress is made of records too.
 		r.log = f.cluster.progress(cmd.ErrOrStderr())
 		r.meter = meter.New(recorded{r.log})
+	}
+	if f.limitRate > 0 {
+		r.rate = remote.NewRate(f.limitRate)
 	}
 	var err error
 	r.registries, err = f.login.registries(cmd.InOrStdin(), host, plain, r.retryOptions())
@@ -215,7 +232,7 @@ func (r recorded) Write(lines []byte) (int, error) {
 
 // retryOptions returns the client options of the run: retries, connections and log.
 func (r *imageRun) retryOptions() remote.Options {
-	options := remote.Options{Retries: r.retries, MaxIdleConns: r.concurrency, Log: r.log}
+	options := remote.Options{Retries: r.retries, MaxIdleConns: r.concurrency, Rate: r.rate, Log: r.log}
 	if r.retries == 0 {
 		options.Retries = -1 // disables retries
 	}
@@ -245,7 +262,7 @@ func (r *imageRun) store() (*blobstore.Store, error) {
 	if err != nil {
 		return nil, err
 	}
-	store, err := blobstore.Open(dir, blobstore.Options{MaxSize: r.storeSize, Log: r.log})
+	store, err := blobstore.Open(dir, blobstore.Options{Cache: true, MaxSize: r.storeSize, Log: r.log})
 	if err != nil {
 		return nil, err
 	}
@@ -273,16 +290,22 @@ func (r *imageRun) storeOr(parent string) (*blobstore.Store, error) {
 	return store, err
 }
 
-// resolve resolves references in registries and in the Docker engine.
+// resolve resolves references in registries and in the Docker engine. It returns what it found, and errors about the
+// rest.
 func (r *imageRun) resolve(ctx context.Context, refs []string, store *blobstore.Store) ([]images.Item, error) {
 	platforms, err := r.platforms(ctx)
 	if err != nil {
 		return nil, err
 	}
 	return images.Resolve(ctx, refs, images.ResolveOptions{
-		Registry: r.registries.get, Daemon: r.daemon, Store: store,
+		Registry: r.registries.get, Daemon: r.daemon, Store: store, Keep: !r.noStore, Sparse: r.sparse,
 		Platforms: platforms, Referrers: r.referrers, Concurrency: r.concurrency, Log: r.log,
 	})
+}
+
+// ends reports whether nothing is to be transferred after some images failed.
+func (f *imageFlags) ends(items []images.Item, failed error) bool {
+	return len(items) == 0 || failed != nil && f.failFast
 }
 
 // daemon saves images of the Docker engine to a temporary file, which it opens.

@@ -26,24 +26,23 @@ func newImagesCopy(global *globalFlags) *cobra.Command {
 		Short: "Copy images from registries into the cluster's registry",
 		Long: `copy copies images from registries, or with docker-daemon:NAME from the local Docker engine,
 into the cluster's registry, or with --to into another one. It combines pull and push for
-machines that reach both sides. Blobs pass through the local store; blobs that the destination
-already has are not downloaded. Any OCI artifact can be copied.
+machines that reach both sides. Blobs are streamed and need no disk space here; blobs that the
+destination already has are not downloaded. Any OCI artifact can be copied.
 
 References have the form of docker pull: nginx means docker.io/library/nginx:latest and
 becomes 127.0.0.1:31999/library/nginx:latest, or with --prefix mirror
 127.0.0.1:31999/mirror/library/nginx:latest.
 
 If a tag names an index, --platform selects from it. References by digest are copied
-completely. A missing image is an error before anything is transferred. To continue an
-interrupted copy, run the same command again.
+completely. To continue an interrupted copy, run the same command again.
 
 Credentials come from docker login, podman login and credential helpers (REGISTRY_AUTH_FILE,
 DOCKER_CONFIG), or from --username: for the registry of --to or, without it, for the single
 registry of all images.
 
 It prints the references that pods use, one per line, or with --output json an array with
-the references, digests, bytes and seconds of each image. If an image fails, the images
-completed before are still printed. Progress goes to stderr.
+the references, digests, bytes and seconds of each image. Images that fail are named on stderr
+with the reason; the others are copied, unless --fail-fast is given. Progress goes to stderr.
 
 If the images do not fit into the cluster's registry, nothing is sent.
 
@@ -86,9 +85,9 @@ func (f *copyFlags) run(cmd *cobra.Command, args []string) error {
 		if err != nil {
 			return nil, err
 		}
-		items, err := r.resolve(ctx, refs, store)
-		if err != nil {
-			return nil, err
+		items, failed := r.resolve(ctx, refs, store)
+		if f.ends(items, failed) {
+			return nil, failed
 		}
 		if f.reference != "" {
 			if items[0].Reference = f.reference; len(items) > 1 {
@@ -96,7 +95,8 @@ func (f *copyFlags) run(cmd *cobra.Command, args []string) error {
 					"--reference cannot name several images, and others refer to this one (--referrers): use --prefix")
 			}
 		}
-		return r.push(ctx, items, &f.destinationFlags)
+		results, err := r.push(ctx, items, &f.destinationFlags)
+		return results, errors.Join(failed, err)
 	})
 }
 

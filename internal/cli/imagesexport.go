@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 
 	"github.com/spf13/cobra"
 
@@ -24,10 +23,13 @@ to move to another registry. The registry's own repositories, zarf-registry/, ar
 
 zarf-registry images push restores it, into this or another registry, under the same names.
 
-What is pushed while export runs may be missing. An image that is deleted meanwhile is an
-error. Blobs are kept in the local store; to continue an interrupted export, run it again.
+Damaged and incomplete images are named with the reason; everything else is exported, unless
+--fail-fast is given. An index without some of its manifests is exported as it is.
 
-Exit codes: 0 if everything is exported, 1 on failure, 3 if the command line is invalid.`,
+What is pushed while export runs may be missing. An archive needs the disk space of its content;
+the local store keeps what fits into it. To continue an interrupted export, run it again.
+
+Exit codes: 0 if everything is exported, 1 if something is missing, 3 if the command line is invalid.`,
 		Example: `  zarf-registry images export --out backup.tar
   zarf-registry images push backup.tar                    # restores it`,
 		Args: cobra.NoArgs,
@@ -55,33 +57,33 @@ func (f *pullFlags) export(cmd *cobra.Command) error {
 		if err != nil {
 			return nil, err
 		}
-		refs, unreadable := exported(content, c.address, r.log)
-		if len(refs) == 0 {
+		refs, unreadable := exported(content, c.address)
+		switch {
+		case unreadable != nil && f.failFast:
+			return nil, unreadable
+		case len(refs) == 0 && unreadable == nil:
 			return nil, errors.New("the registry has no images")
 		}
-		r.platform = "all"
+		r.platform, r.sparse = "all", true
 		r.registries.use(c.address, registry) // and closes it
 		results, err := f.pull(ctx, r, refs)
-		if err == nil && unreadable > 0 {
-			err = fmt.Errorf("the archive lacks %d unreadable manifests: push their images again", unreadable)
-		}
-		return results, err
+		return results, errors.Join(unreadable, err)
 	})
 }
 
 // exported returns the references of everything but the registry's own repositories: by each tag, or by the digest.
-// Manifests that cannot be read are left out and counted.
-func exported(content *catalog.Catalog, address string, log *slog.Logger) (refs []string, unreadable int) {
+// unreadable are errors about manifests that are left out.
+func exported(content *catalog.Catalog, address string) (refs []string, unreadable error) {
 	for _, m := range content.Roots() {
-		names := m.References(address)
-		switch {
-		case catalog.Own(m.Repository):
-		case m.Problem != "":
-			log.Warn("skipped an unreadable manifest", "image", names[0], "error", m.Problem)
-			unreadable++
-		default:
-			refs = append(refs, names...)
+		if !catalog.Own(m.Repository) && m.Problem == "" {
+			refs = append(refs, m.References(address)...)
 		}
 	}
-	return refs, unreadable
+	var problems []error
+	for _, m := range content.Manifests {
+		if !catalog.Own(m.Repository) && m.Problem != "" {
+			problems = append(problems, fmt.Errorf("manifest %s: %s: push its image again", m.References(address)[0], m.Problem))
+		}
+	}
+	return refs, errors.Join(problems...)
 }

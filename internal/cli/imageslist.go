@@ -106,10 +106,11 @@ func (f *listFlags) run(cmd *cobra.Command, args []string) error {
 		}
 		return r.listRegistry(cmd.Context(), registry, address)
 	}()
-	if err := errors.Join(err, r.end()); err != nil {
+	err = errors.Join(err, r.end())
+	if err != nil && len(list) == 0 {
 		return err
 	}
-	return render(cmd.OutOrStdout(), f.output, list, printList, nil)
+	return errors.Join(err, render(cmd.OutOrStdout(), f.output, list, printList, nil))
 }
 
 // check returns the host of --from, "" for the cluster's registry.
@@ -140,24 +141,26 @@ func (f *listFlags) check(cmd *cobra.Command, args []string) (host string, err e
 // listSources lists the images in sources, in the given order.
 func (r *imageRun) listSources(ctx context.Context, sources []string) ([]listed, error) {
 	list := []listed{}
+	var failed []error
 	paths, engine := splitSources(sources)
 	for _, path := range paths {
 		source, err := r.open(ctx, path)
 		if err != nil {
 			return nil, err
 		}
+		failed = append(failed, source.Incomplete())
 		for _, image := range source.Images() {
 			list = append(list, listedImage(path, image))
 		}
 	}
-	if len(engine) == 0 {
-		return list, nil
+	if len(engine) > 0 {
+		items, err := r.engine(ctx, engine)
+		failed = append(failed, err)
+		for _, item := range items {
+			list = append(list, listedImage(strings.TrimSuffix(images.DaemonPrefix, ":"), item.Image))
+		}
 	}
-	items, err := r.engine(ctx, engine)
-	for _, item := range items {
-		list = append(list, listedImage(strings.TrimSuffix(images.DaemonPrefix, ":"), item.Image))
-	}
-	return list, err
+	return list, errors.Join(failed...)
 }
 
 func listedImage(source string, image images.Image) listed {
@@ -267,6 +270,9 @@ func printList(w io.Writer, list []listed) error {
 	row := func(source string, cells ...string) {
 		if several {
 			cells = append([]string{source}, cells...)
+		}
+		for i, cell := range cells {
+			cells[i] = strings.NewReplacer("\n", `\n`, "\t", `\t`).Replace(cell) // so that no name adds cells or rows
 		}
 		fmt.Fprintln(table, strings.Join(cells, "\t"))
 	}

@@ -38,23 +38,24 @@ References have the form of docker pull: nginx means docker.io/library/nginx:lat
 docker-daemon:NAME is an image of the local Docker engine.
 
 If a tag names an index, --platform selects from it. References by digest are pulled
-completely. A missing image is an error before anything is transferred.
+completely.
 
 Images in an existing layout are kept, except those with the same name. An existing archive
-is replaced once all images are complete.
+is replaced at the end. It needs the disk space of its content, which is reserved first.
 
 With --have, an archive is thin: it leaves out what zarf-registry images inventory has listed in
 the cluster. Only zarf-registry images push reads it.
 
-Every blob is verified and kept in the local store (zarf-registry images store) for later pulls
-and copies. To continue an interrupted pull, run the same command again; with --no-store, only a layout continues.
+Every blob is verified. What fits is kept in the local store (zarf-registry images store) for later
+pulls. To continue an interrupted pull, run the same command again; without the store, only a
+layout continues.
 
 Credentials come from docker login, podman login and credential helpers (REGISTRY_AUTH_FILE,
 DOCKER_CONFIG), or from --username.
 
 It prints the names of the images, one per line, or with --output json an array with the
-names, digests, bytes and seconds of each image. If an image fails, the images already in a
-layout are still printed. Progress goes to stderr.
+names, digests, bytes and seconds of each image. Images that fail are named on stderr with the
+reason; the layout or archive gets the others, unless --fail-fast is given. Progress goes to stderr.
 
 Exit codes: 0 if all images were pulled, 1 if one failed, 3 if the command line is invalid.`,
 		Example: `  zarf-registry images pull nginx:1.27 ghcr.io/stefanprodan/podinfo:6.7.1 --out images.tar
@@ -139,6 +140,9 @@ func (f *pullFlags) readInventory() error {
 		return errors.New("--have requires an archive: a layout directory without some of its blobs would be of no use to " +
 			"other tools")
 	}
+	if info, err := os.Stat(f.have); err == nil && !info.Mode().IsRegular() {
+		return fmt.Errorf("--have %s: is not a regular file", f.have)
+	}
 	file, err := os.Open(f.have)
 	if err != nil {
 		return fmt.Errorf("--have: %w", err)
@@ -186,11 +190,12 @@ func (f *pullFlags) pull(ctx context.Context, r *imageRun, refs []string) ([]ima
 	if store == nil {
 		store = layout.Store()
 	}
-	items, err := r.resolve(ctx, refs, store)
-	if err != nil {
-		return nil, err
+	items, failed := r.resolve(ctx, refs, store)
+	if f.ends(items, failed) {
+		return nil, failed
 	}
-	return images.Pull(ctx, items, layout, r.options())
+	results, err := images.Pull(ctx, items, layout, r.options())
+	return results, errors.Join(failed, err)
 }
 
 func (f *pullFlags) pullArchive(ctx context.Context, r *imageRun, refs []string) ([]images.Result, error) {
@@ -198,24 +203,25 @@ func (f *pullFlags) pullArchive(ctx context.Context, r *imageRun, refs []string)
 	if err != nil {
 		return nil, err
 	}
+	r.atEnd(archive.Close)
 	if f.inventory != nil {
 		archive.Omit(f.inventory.Has)
 	}
-	// The archive's file system must have room for its content anyway.
 	store, err := r.storeOr(filepath.Dir(f.out))
 	if err != nil {
 		return nil, err
 	}
-	items, err := r.resolve(ctx, refs, store)
-	if err != nil {
-		return nil, err
+	items, failed := r.resolve(ctx, refs, store)
+	if f.ends(items, failed) {
+		return nil, failed
 	}
 	results, err := images.Pull(ctx, items, archive, r.options())
-	if err == nil {
-		err = archive.Write(ctx)
+	failed = errors.Join(failed, err)
+	if len(results) == 0 || ctx.Err() != nil || f.ends(items, failed) {
+		return nil, failed // an existing archive stays
 	}
-	if err != nil {
-		return nil, err // an incomplete archive is not written
+	if err := archive.Write(ctx); err != nil {
+		return nil, errors.Join(failed, err)
 	}
-	return results, nil
+	return results, failed
 }

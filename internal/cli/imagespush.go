@@ -83,7 +83,7 @@ images are found under such tags too. Of a Zarf package, only the images are rea
 checksums are verified, its signature is not.
 
 A thin archive, which zarf-registry images pull --have wrote, is completed with what the registry
-has. If something is missing, nothing is pushed, and the error names the images to pull again.
+has. Images of which something is missing are named, and must be pulled again.
 
 Blobs that images share are sent once. Blobs that the registry already has are not sent;
 blobs of its other repositories are mounted. Interrupted uploads resume. To continue an
@@ -93,8 +93,8 @@ Credentials for --to come from docker login, podman login and credential helpers
 (REGISTRY_AUTH_FILE, DOCKER_CONFIG), or from --username.
 
 It prints the references that pods use, one per line, or with --output json an array with
-the references, digests, bytes and seconds of each image. If an image fails, the images
-completed before are still printed. Progress goes to stderr.
+the references, digests, bytes and seconds of each image. Images that fail are named on stderr
+with the reason; the others are pushed, unless --fail-fast is given. Progress goes to stderr.
 
 If the images do not fit into the cluster's registry, nothing is sent.
 
@@ -124,11 +124,12 @@ func (f *pushFlags) run(cmd *cobra.Command, args []string) error {
 	plain := func(string) bool { return f.login.plainHTTP }
 	return f.transfer(cmd, f.host, plain, func(ctx context.Context, r *imageRun) ([]images.Result, error) {
 		// All sources are opened before anything is sent.
-		items, err := r.sources(ctx, args, f.reference)
-		if err != nil {
-			return nil, err
+		items, failed := r.sources(ctx, args, f.reference)
+		if f.ends(items, failed) {
+			return nil, failed
 		}
-		return r.push(ctx, items, &f.destinationFlags)
+		results, err := r.push(ctx, items, &f.destinationFlags)
+		return results, errors.Join(failed, err)
 	})
 }
 
@@ -171,30 +172,36 @@ func splitSources(sources []string) (paths, engine []string) {
 	return paths, engine
 }
 
-// sources opens layouts and archives, then images of the Docker engine, and returns the
-// images in them.
+// sources opens layouts and archives, then images of the Docker engine, and returns the complete images in them, and
+// errors about others. It returns no image if a source does not exist or has no names.
 func (r *imageRun) sources(ctx context.Context, sources []string, reference string) ([]images.Item, error) {
 	var items []images.Item
+	var failed []error
 	paths, engine := splitSources(sources)
 	for _, path := range paths {
 		source, err := r.open(ctx, path)
-		if err != nil {
+		if errors.Is(err, fs.ErrNotExist) || ctx.Err() != nil {
 			return nil, err
+		}
+		if err != nil {
+			failed = append(failed, err)
+			continue
 		}
 		list, err := source.Items(reference)
 		if err != nil {
-			return nil, err
+			return nil, errors.Join(err, source.Incomplete())
 		}
 		items = append(items, list...)
+		failed = append(failed, source.Incomplete())
 	}
-	if len(engine) == 0 {
-		return items, nil
+	if len(engine) > 0 {
+		list, err := r.engine(ctx, engine)
+		if len(list) > 0 && reference != "" {
+			list[0].Reference = reference
+		}
+		items, failed = append(items, list...), append(failed, err)
 	}
-	list, err := r.engine(ctx, engine)
-	if err == nil && reference != "" {
-		list[0].Reference = reference
-	}
-	return append(items, list...), err
+	return items, errors.Join(failed...)
 }
 
 // open opens a layout or an archive until the end of the run.
@@ -315,7 +322,7 @@ func (r *imageRun) destination(ctx context.Context, host, to string) (*remote.Re
 // options returns the options of a transfer whose progress the meter shows.
 func (r *imageRun) options() images.Options {
 	return images.Options{
-		Concurrency: r.concurrency, ImageConcurrency: r.imageConcurrency,
+		Concurrency: r.concurrency, ImageConcurrency: r.imageConcurrency, FailFast: r.failFast,
 		Progress: r.meter.Update, Done: r.meter.Done,
 	}
 }

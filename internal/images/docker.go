@@ -42,12 +42,13 @@ func (s *Source) loadDocker(ctx context.Context) error {
 			name = saved.RepoTags[0]
 		}
 		manifest, err := s.dockerManifest(ctx, saved, compressed)
-		if err != nil {
-			return fmt.Errorf("image %s: %w", name, err)
-		}
 		image := Image{Descriptor: manifest}
-		if err := s.complete(ctx, &image); err != nil {
-			return fmt.Errorf("image %s: %w", name, err)
+		if err == nil {
+			err = s.complete(ctx, &image)
+		}
+		if err != nil {
+			s.broken = append(s.broken, fmt.Errorf("image %s: %w", name, err))
+			continue
 		}
 		if len(saved.RepoTags) == 0 {
 			s.addImage(image)

@@ -10,13 +10,14 @@ import (
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 	"oras.land/oras-go/v2/content"
+	"oras.land/oras-go/v2/errdef"
 
 	"github.com/zarf-dev/zarf-registry/internal/images/blob"
 	"github.com/zarf-dev/zarf-registry/internal/oci"
 )
 
 // graph returns root and everything that it refers to, each digest once and dependencies first. It
-// omits non-distributable layers, which are not pushed either.
+// omits non-distributable layers, which are not pushed either, and with [ResolveOptions.Sparse] what an index lacks.
 func graph(ctx context.Context, src content.Fetcher, root ocispec.Descriptor) ([]ocispec.Descriptor, error) {
 	var nodes []ocispec.Descriptor
 	seen := map[digest.Digest]bool{}
@@ -33,6 +34,9 @@ func graph(ctx context.Context, src content.Fetcher, root ocispec.Descriptor) ([
 			return err
 		}
 		list, err := successors(ctx, src, desc)
+		if r, ok := src.(*remoteContent); ok && r.parts && desc.Digest != root.Digest && errors.Is(err, errdef.ErrNotFound) {
+			return nil
+		}
 		if err != nil {
 			return err
 		}
@@ -95,6 +99,21 @@ func totalSize(nodes []ocispec.Descriptor) int64 {
 		sum += n.Size
 	}
 	return sum
+}
+
+// lackingManifests returns the manifests of an index that are not among its nodes.
+func lackingManifests(ctx context.Context, src content.Fetcher, desc ocispec.Descriptor, nodes []ocispec.Descriptor) (
+	[]ocispec.Descriptor, error) {
+	if !oci.IsIndex(desc.MediaType) {
+		return nil, nil
+	}
+	var index ocispec.Index
+	if err := fetchJSON(ctx, src, desc, &index); err != nil {
+		return nil, err
+	}
+	return slices.DeleteFunc(index.Manifests, func(m ocispec.Descriptor) bool {
+		return slices.ContainsFunc(nodes, func(node ocispec.Descriptor) bool { return node.Digest == m.Digest })
+	}), nil
 }
 
 // platformsIn returns the platforms of an index's manifests, or that of a manifest's config.

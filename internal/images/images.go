@@ -64,8 +64,8 @@ func Items(from Content, list ...Image) []Item {
 type Content interface {
 	content.Fetcher
 
-	// Blob returns content on this machine and downloads it if necessary. received, unless nil, is called
-	// for every n downloaded bytes at offset. Reading from the blob does not verify it.
+	// Blob returns content. received, unless nil, is called for every n bytes at offset that are downloaded while it is
+	// read. Reading from the blob does not verify it.
 	Blob(ctx context.Context, desc ocispec.Descriptor, received func(offset, n int64)) (blob.Blob, error)
 }
 

@@ -17,7 +17,7 @@ import (
 // If an archive is an OCI and a docker archive, the OCI layout is used.
 //
 // Open reads and verifies the manifests of all images, and checks that every blob exists and has the
-// right size. Digests of blobs are verified when they are read. Only compressed archives are unpacked,
+// right size: see [Source.Incomplete]. It fails if no image is complete. Digests of blobs are verified when they are read. Only compressed archives are unpacked,
 // to a temporary file that [Source.Close] removes.
 func Open(ctx context.Context, path string) (*Source, error) {
 	s, err := open(ctx, path)
@@ -93,6 +93,12 @@ func (s *Source) load(ctx context.Context, where string) error {
 			layoutFile, indexFile, dockerFile, strings.Join(s.files.names(), ", "))
 	}
 	if err != nil {
+		return fmt.Errorf("%s: %w", s.kind, err)
+	}
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	if err := errors.Join(s.broken...); err != nil && len(s.images) == 0 {
 		return fmt.Errorf("%s: %w", s.kind, err)
 	}
 	if len(s.images) == 0 {

@@ -66,11 +66,11 @@ type run struct {
 	progress Progress
 }
 
-func newRun(report func(Progress), images int) *run {
+func newRun(report func(Progress)) *run {
 	if report == nil {
 		report = func(Progress) {}
 	}
-	return &run{report: report, progress: Progress{Images: images}}
+	return &run{report: report}
 }
 
 // imageProgress tracks the blobs of an image.
@@ -102,6 +102,7 @@ func (r *run) add(image Image, nodes []ocispec.Descriptor, transfersPerByte int6
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	r.progress.Images++
 	r.progress.Total += totalSize(nodes)
 	return t
 }
@@ -154,19 +155,6 @@ func (t *imageProgress) count(b *blobProgress, upTo int64) {
 	b.counted = upTo
 	t.run.progress.Image = t.result.Image
 	t.run.report(t.run.progress)
-}
-
-// local records that a blob is on this machine and need not be downloaded. It has no effect on images
-// from this machine.
-func (t *imageProgress) local(desc ocispec.Descriptor) {
-	t.run.mu.Lock()
-	defer t.run.mu.Unlock()
-	if t.transfersPerByte == 1 {
-		return
-	}
-	b := t.blobs[desc.Digest]
-	b.down = b.size
-	t.advance(b)
 }
 
 // done records that a blob was transferred.

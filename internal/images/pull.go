@@ -1,7 +1,9 @@
 package images
 
 import (
+	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 
@@ -13,30 +15,40 @@ import (
 
 // Output is the destination of a pull: a [Layout] or an [Archive].
 type Output interface {
+	// plan is called first, with all images whose blobs will be stored.
+	plan(ctx context.Context, images []*imagePull) error
 	// blob stores a blob and records its progress.
 	blob(ctx context.Context, from Content, desc ocispec.Descriptor, t *imageProgress) error
 	// image records that all blobs of an image are stored.
-	image(ctx context.Context, item Item) error
+	image(ctx context.Context, image *imagePull) error
 }
 
 // Pull writes whole images to a layout or archive. It verifies every digest and does not download
 // blobs that are present. A layout lists an image only when it is complete, so an interrupted pull
-// leaves no partial image, and the next one resumes it. [Archive.Write] writes an archive at the end.
+// leaves no partial image, and the next one resumes it. [Archive.Write] completes an archive at the end.
 //
-// Pull stops at the first image that fails, and returns the results of those that succeeded.
+// Pull returns the results of the images that succeeded, and the errors of the others. If the disk is full, it stops.
 func Pull(ctx context.Context, items []Item, out Output, opts Options) ([]Result, error) {
 	opts = opts.withDefaults()
 	slots := semaphore.NewWeighted(int64(opts.Concurrency))
-	run := newRun(opts.Progress, len(items))
-	images := make([]*imagePull, len(items))
-	for i, item := range items {
+	run := newRun(opts.Progress)
+	var images []*imagePull
+	var failed []error
+	for _, item := range items {
 		nodes, err := graph(ctx, item.Content, item.Descriptor)
 		if err != nil {
-			return nil, fmt.Errorf("image %s: %w", item.name(), err)
+			failed = append(failed, fmt.Errorf("image %s: %w", item.name(), err))
+			continue
 		}
-		images[i] = &imagePull{item, nodes, run.add(item.Image, nodes, 1)}
+		images = append(images, &imagePull{item, nodes, run.add(item.Image, nodes, 1)})
 	}
-	return forEachImage(ctx, opts, run, images,
+	if err := errors.Join(failed...); ctx.Err() != nil || err != nil && opts.FailFast {
+		return nil, cmp.Or(ctx.Err(), err)
+	}
+	if err := out.plan(ctx, images); err != nil {
+		return nil, errors.Join(append(failed, err)...)
+	}
+	results, err := forEachImage(ctx, opts, run, images, blobstore.IsDiskFull,
 		func(ctx context.Context, image *imagePull, started func()) (Result, error) {
 			result, err := image.pull(ctx, out, slots, started)
 			if err != nil {
@@ -44,6 +56,7 @@ func Pull(ctx context.Context, items []Item, out Output, opts Options) ([]Result
 			}
 			return result, nil
 		})
+	return results, errors.Join(append(failed, err)...)
 }
 
 // imagePull is the pull of one image.
@@ -61,49 +74,45 @@ func (p *imagePull) pull(ctx context.Context, out Output, slots *semaphore.Weigh
 	if err != nil {
 		return p.progress.result, err
 	}
-	if err := out.image(ctx, p.Item); err != nil {
+	if err := out.image(ctx, p); err != nil {
 		return p.progress.result, err
 	}
 	return p.progress.finish(p.Reference), nil
 }
 
-// fetchBlob downloads a blob unless it is on this machine.
-func fetchBlob(ctx context.Context, from Content, desc ocispec.Descriptor, t *imageProgress) error {
-	moved := false
-	received := t.received(desc)
-	_, err := from.Blob(ctx, desc, func(offset, n int64) {
-		moved = true
-		received(offset, n)
-	})
+// openVerified opens content that is verified while it is read, or was verified in the store that keeps it.
+func openVerified(ctx context.Context, from Content, desc ocispec.Descriptor, received func(offset, n int64)) (
+	io.ReadCloser, error) {
+	if remote, ok := from.(*remoteContent); ok {
+		f, err := remote.kept(ctx, desc, received, false)
+		if err == nil {
+			return f, nil
+		}
+		if !errors.Is(err, blobstore.ErrNoRoom) {
+			return nil, err
+		}
+	}
+	b, err := from.Blob(ctx, desc, received)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	if moved {
-		t.done(desc)
-	} else {
-		t.skip(desc)
-	}
-	return nil
+	return b.Fetch(desc)
 }
 
 // copyBlob copies a blob into a store and verifies it.
 func copyBlob(ctx context.Context, from Content, desc ocispec.Descriptor, store *blobstore.Store,
 	t *imageProgress) error {
-	received := t.received(desc)
-	fetched, err := store.Ensure(ctx, desc, func(ctx context.Context, offset int64) (io.ReadCloser, error) {
-		b, err := from.Blob(ctx, desc, nil)
+	f, fetched, err := store.Fetch(ctx, desc, func(ctx context.Context, offset int64) (io.ReadCloser, error) {
+		b, err := from.Blob(ctx, desc, t.received(desc))
 		if err != nil {
 			return nil, err
 		}
-		rc, err := openAt(b, offset)
-		if err != nil {
-			return nil, err
-		}
-		return countReads(rc, offset, received), nil
+		return openAt(b, offset)
 	})
 	if err != nil {
 		return err
 	}
+	f.Close()
 	if fetched > 0 || desc.Size == 0 {
 		t.done(desc)
 	} else {

@@ -6,17 +6,14 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"maps"
 	"slices"
-	"sort"
-	"strings"
 	"sync"
 
 	"github.com/distribution/reference"
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
-	"golang.org/x/sync/errgroup"
 	"golang.org/x/sync/semaphore"
+	"oras.land/oras-go/v2/content"
 	"oras.land/oras-go/v2/errdef"
 	"oras.land/oras-go/v2/registry/remote/errcode"
 
@@ -34,28 +31,31 @@ import (
 // repository has, and sends blobs that several images share once. It verifies every digest.
 //
 // Manifests are sent last and the tagged one at the very end, so an interrupted push leaves no partial
-// image, and the next one sends what is missing. If images are from a thin archive, Push first makes sure that
-// the registry has what the archive omits; otherwise it sends nothing, and the error is an [IncompleteError].
-// Signatures and other referrers are sent before images with a tag, so that no tag names an image whose
-// signature is still missing. Push stops at the first image that fails, and returns the results of those that
-// succeeded.
+// image, and the next one sends what is missing. If an image is from a thin archive, Push first makes sure that
+// the registry has what the archive omits. Signatures and other referrers are sent before images with a tag, so that
+// no tag names an image whose signature is still on its way.
+//
+// Push returns the results of the images that succeeded, and the errors of the others. It sends nothing if different
+// images would get one name, and stops if the registry cannot be reached any more.
 func Push(ctx context.Context, items []Item, reg *remote.Registry, opts Options) ([]Result, error) {
 	opts = opts.withDefaults()
 	p := &pusher{
 		reg:   reg,
 		opts:  opts,
 		slots: semaphore.NewWeighted(int64(opts.Concurrency)),
-		run:   newRun(opts.Progress, len(items)),
+		run:   newRun(opts.Progress),
 		locks: map[digest.Digest]*blobLock{},
 	}
 	items = slices.Clone(items)
 	slices.SortStableFunc(items, func(a, b Item) int { return cmp.Compare(rank(a), rank(b)) })
-	images := make([]*imagePush, len(items))
+	var images []*imagePush
+	var failed []error
 	targets := map[string]Image{}
-	for i, item := range items {
+	for _, item := range items {
 		image, err := p.plan(ctx, item)
 		if err != nil {
-			return nil, fmt.Errorf("image %s: %w", item.name(), err)
+			failed = append(failed, fmt.Errorf("image %s: %w", item.name(), err))
+			continue
 		}
 		target := joinReference(image.repo.Name(), image.tag)
 		if other, taken := targets[target]; taken && other.Descriptor.Digest != item.Descriptor.Digest {
@@ -63,98 +63,40 @@ func Push(ctx context.Context, items []Item, reg *remote.Registry, opts Options)
 				item.name(), target)
 		}
 		targets[target] = item.Image
-		images[i] = image
+		images = append(images, image)
+	}
+	if err := errors.Join(failed...); ctx.Err() != nil || err != nil && opts.FailFast {
+		return nil, cmp.Or(err, ctx.Err())
 	}
 	if opts.Fits != nil {
 		if err := opts.Fits(ctx, contentOf(images)); err != nil {
 			return nil, err
 		}
 	}
-	if err := p.complete(ctx, images); err != nil {
-		return nil, err
+	lost := func(err error) bool {
+		var answer *errcode.ErrorResponse
+		return !errors.As(err, &answer) && !isContent(err) && reg.Ping(ctx) != nil
 	}
-	push := func(ctx context.Context, image *imagePush, started func()) (Result, error) {
-		result, err := image.push(ctx, started)
-		if err != nil {
-			return result, fmt.Errorf("pushing image %s to %s: %w", image.name(), reg.Host(), err)
-		}
-		return result, nil
-	}
-	tagged := sort.Search(len(items), func(i int) bool { return rank(items[i]) > 0 })
-	results, err := forEachImage(ctx, opts, p.run, images[:tagged], push)
-	if err != nil {
-		return results, err
-	}
-	others, err := forEachImage(ctx, opts, p.run, images[tagged:], push)
-	return append(results, others...), err
-}
-
-// IncompleteError means that the registry does not have blobs that a thin archive omits.
-type IncompleteError struct {
-	// Images are those that lack blobs, by the names that the archive has for them.
-	Images []string
-	// Blobs are the missing ones, and Size is the sum of their sizes in bytes.
-	Blobs []digest.Digest
-	Size  int64
-}
-
-func (e *IncompleteError) Error() string {
-	return fmt.Sprintf("the registry does not have %d blobs (%s, the first is %s) that the archive omits; nothing "+
-		"was pushed: write a new inventory, and pull these images again: %s", len(e.Blobs), space.FormatBytes(e.Size),
-		e.Blobs[0], strings.Join(e.Images, " "))
-}
-
-// complete makes blobs that thin archives omit part of the images' repositories. It skips images that the registry
-// has already, and push does not ask for them again.
-func (p *pusher) complete(ctx context.Context, images []*imagePush) error {
-	var missing IncompleteError
-	sizes := map[digest.Digest]int64{}
-	lacks := make([]bool, len(images))
-	var mu sync.Mutex
-	group, ctx := errgroup.WithContext(ctx)
-	group.SetLimit(p.opts.Concurrency)
-	for i, image := range images {
-		if len(image.Missing) == 0 {
-			continue
-		}
-		group.Go(func() error {
-			// push reports errors.
-			if have, err := image.repo.Resolve(ctx, image.tag); err == nil && have.Digest == image.Descriptor.Digest {
-				image.there = true
-				return nil
-			}
-			err := forEachBlob(ctx, p.slots, image.Missing, func() {}, func(ctx context.Context, desc ocispec.Descriptor) error {
-				err := image.blob(ctx, desc)
-				if _, ok := errors.AsType[missingBlobError](err); ok {
-					mu.Lock()
-					defer mu.Unlock()
-					sizes[desc.Digest], lacks[i] = desc.Size, true
-					return nil
+	var results []Result
+	tagged := slices.IndexFunc(images, func(image *imagePush) bool { return rank(image.Item) > 0 })
+	for _, images := range [][]*imagePush{images[:max(0, tagged)], images[max(0, tagged):]} {
+		done, err := forEachImage(ctx, opts, p.run, images, lost,
+			func(ctx context.Context, image *imagePush, started func()) (Result, error) {
+				result, err := image.push(ctx, started)
+				if err != nil {
+					return result, fmt.Errorf("pushing image %s to %s: %w", image.name(), reg.Host(), err)
 				}
-				return err
+				return result, nil
 			})
-			if err != nil {
-				return fmt.Errorf("image %s: %w", image.name(), err)
-			}
-			return nil
-		})
-	}
-	if err := group.Wait(); err != nil {
-		return err
-	}
-	if len(sizes) == 0 {
-		return nil
-	}
-	for i, image := range images {
-		if lacks[i] {
-			missing.Images = append(missing.Images, image.name())
+		results = append(results, done...)
+		if err != nil {
+			failed = append(failed, err)
+		}
+		if err != nil && (opts.FailFast || ctx.Err() != nil) {
+			break
 		}
 	}
-	missing.Blobs = slices.Sorted(maps.Keys(sizes))
-	for _, size := range sizes {
-		missing.Size += size
-	}
-	return &missing
+	return results, errors.Join(failed...)
 }
 
 // contentOf returns everything that images consist of, each digest once, apart from what thin archives omit.
@@ -174,6 +116,12 @@ func contentOf(images []*imagePush) (all []ocispec.Descriptor) {
 		}
 	}
 	return all
+}
+
+// isContent reports whether an error is about content as it was read, not about where it goes.
+func isContent(err error) bool {
+	_, ok := errors.AsType[*blob.Error](err)
+	return ok
 }
 
 // rank is 0 for what has a digest or cosign's tag for its name, as referrers do, and 1 for other images.
@@ -211,7 +159,6 @@ type imagePush struct {
 	*pusher
 	repo     *remote.Repository
 	tag      string // or digest
-	there    bool   // the tag has the image already
 	nodes    []ocispec.Descriptor
 	progress *imageProgress
 }
@@ -246,17 +193,20 @@ func (p *pusher) plan(ctx context.Context, item Item) (*imagePush, error) {
 func (p *imagePush) push(ctx context.Context, started func()) (Result, error) {
 	p.progress.begin()
 	reference := joinReference(p.reg.Host()+"/"+p.repo.Name(), p.tag)
-	if p.there {
-		return p.progress.finish(reference), nil
-	}
 	// If the tag already has the digest, one request is enough. An error response is not fatal: the tag
 	// need not exist.
 	have, err := p.repo.Resolve(ctx, p.tag)
 	var answer *errcode.ErrorResponse
 	switch {
 	case err == nil && have.Digest == p.Descriptor.Digest:
+		if err := p.refer(ctx, p.Descriptor); err != nil {
+			return p.progress.result, wrapDescriptor(p.Descriptor, err)
+		}
 		return p.progress.finish(reference), nil
 	case err != nil && !errors.Is(err, errdef.ErrNotFound) && !errors.As(err, &answer):
+		return p.progress.result, err
+	}
+	if err := p.complete(ctx); err != nil {
 		return p.progress.result, err
 	}
 	var manifests, blobs []ocispec.Descriptor
@@ -280,6 +230,27 @@ func (p *imagePush) push(ctx context.Context, started func()) (Result, error) {
 		}
 	}
 	return p.progress.finish(reference), ctx.Err()
+}
+
+// complete makes blobs that a thin archive omits part of the repository.
+func (p *imagePush) complete(ctx context.Context) error {
+	var mu sync.Mutex
+	var lacking []ocispec.Descriptor
+	err := forEachBlob(ctx, p.slots, p.Missing, func() {}, func(ctx context.Context, desc ocispec.Descriptor) error {
+		err := p.blob(ctx, desc)
+		if _, ok := errors.AsType[missingBlobError](err); ok {
+			mu.Lock()
+			defer mu.Unlock()
+			lacking = append(lacking, desc)
+			return nil
+		}
+		return err
+	})
+	if err != nil || len(lacking) == 0 {
+		return err
+	}
+	return fmt.Errorf("the registry does not have %d blobs (%s, one is %s) that the archive omits: write a new inventory, "+
+		"and pull this image again", len(lacking), space.FormatBytes(totalSize(lacking)), lacking[0].Digest)
 }
 
 // blob makes a blob part of the repository.
@@ -335,7 +306,6 @@ func (p *imagePush) send(ctx context.Context, desc ocispec.Descriptor, from stri
 			if err != nil {
 				return nil, err
 			}
-			p.progress.local(desc)
 			here = &b
 		}
 		return here.Open()
@@ -354,14 +324,11 @@ func (p *imagePush) manifest(ctx context.Context, desc ocispec.Descriptor) error
 	} else if ok, err := p.repo.Exists(ctx, desc); err != nil || ok {
 		if ok {
 			p.progress.skip(desc)
+			return p.refer(ctx, desc)
 		}
 		return err
 	}
-	b, err := p.Content.Blob(ctx, desc, p.progress.received(desc))
-	if err != nil {
-		return err
-	}
-	raw, err := readAll(b) // PushManifest verifies it
+	raw, err := content.FetchAll(ctx, p.Content, desc)
 	if err != nil {
 		return err
 	}
@@ -371,6 +338,16 @@ func (p *imagePush) manifest(ctx context.Context, desc ocispec.Descriptor) error
 	p.progress.sent(desc)(0, desc.Size)
 	p.progress.done(desc)
 	return nil
+}
+
+// refer lists a manifest that the repository has among the referrers of its subject, if it has one: a push may have been
+// interrupted before.
+func (p *imagePush) refer(ctx context.Context, desc ocispec.Descriptor) error {
+	raw, err := content.FetchAll(ctx, p.Content, desc)
+	if err != nil {
+		return err
+	}
+	return p.repo.EnsureReferrer(ctx, desc, raw)
 }
 
 func (p *pusher) blobLock(d digest.Digest) *blobLock {

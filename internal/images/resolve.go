@@ -2,7 +2,6 @@ package images
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -14,7 +13,6 @@ import (
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 	"golang.org/x/sync/errgroup"
-	"oras.land/oras-go/v2/content"
 	"oras.land/oras-go/v2/errdef"
 
 	"github.com/zarf-dev/zarf-registry/internal/images/blobstore"
@@ -30,8 +28,12 @@ type ResolveOptions struct {
 	// Daemon returns images of the Docker engine. It is called at most once, with all names. It may be nil if there
 	// are none.
 	Daemon func(ctx context.Context, names []string) (*Source, error)
-	// Store keeps content that was read: the local store, for example.
+	// Store keeps manifests and configurations.
 	Store *blobstore.Store
+	// Keep makes [Pull] keep blobs in Store as well, as far as they fit.
+	Keep bool
+	// Sparse accepts indexes in registries that lack some of their manifests, as they are.
+	Sparse bool
 	// Platforms are those to keep of an index that a tag refers to. An index that a digest refers to
 	// stays complete.
 	Platforms Platforms
@@ -48,7 +50,7 @@ type ResolveOptions struct {
 // their manifests to know their size. It reads no other blobs. The items are in the order of the
 // names, each followed by its referrers. Duplicate names yield one item.
 //
-// The error lists every image that was not found or does not match the platforms.
+// The error lists every image that was not found or does not match the platforms. The items are the others.
 func Resolve(ctx context.Context, refs []string, opts ResolveOptions) ([]Item, error) {
 	if opts.Concurrency <= 0 {
 		opts.Concurrency = DefaultConcurrency
@@ -80,9 +82,6 @@ func Resolve(ctx context.Context, refs []string, opts ResolveOptions) ([]Item, e
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
-	if err := errors.Join(failed...); err != nil {
-		return nil, err
-	}
 	if len(local) > 0 {
 		var names []string
 		for _, i := range local {
@@ -90,12 +89,15 @@ func Resolve(ctx context.Context, refs []string, opts ResolveOptions) ([]Item, e
 		}
 		source, err := opts.Daemon(ctx, names)
 		if err != nil {
-			return nil, err
+			failed, local = append(failed, err), nil
 		}
 		for n, i := range local {
 			if found[i], err = opts.fromDaemon(ctx, source, names[n]); err != nil {
-				return nil, fmt.Errorf("image %s: %w", refs[i], err)
+				failed[i] = fmt.Errorf("image %s: %w", refs[i], err)
 			}
+		}
+		if err := ctx.Err(); err != nil {
+			return nil, err
 		}
 	}
 	var items []Item
@@ -107,7 +109,7 @@ func Resolve(ctx context.Context, refs []string, opts ResolveOptions) ([]Item, e
 			items = append(items, item)
 		}
 	}
-	return items, nil
+	return items, errors.Join(failed...)
 }
 
 // resolve finds one image and, if requested, its referrers.
@@ -132,7 +134,7 @@ func (o ResolveOptions) inRegistry(ctx context.Context, named reference.Named) (
 	if err != nil {
 		return nil, err
 	}
-	from := &remoteContent{repo, o.Store}
+	from := &remoteContent{repo, o.Store, o.Keep, o.Sparse, &Store{}}
 	item, whole, err := o.item(ctx, from, named)
 	if err != nil {
 		return nil, err
@@ -161,7 +163,11 @@ func (o ResolveOptions) inRegistry(ctx context.Context, named reference.Named) (
 // item finds one image in a repository. whole is what its name refers to, with all platforms.
 func (o ResolveOptions) item(ctx context.Context, from *remoteContent, named reference.Named) (
 	item Item, whole ocispec.Descriptor, err error) {
-	whole, err = from.repo.Resolve(ctx, tagOf(named))
+	if from.parts { // some registries do not tell of it, but serve it
+		whole, _, err = from.repo.Manifest(ctx, tagOf(named))
+	} else {
+		whole, err = from.repo.Resolve(ctx, tagOf(named))
+	}
 	if err != nil {
 		return item, whole, err
 	}
@@ -170,7 +176,7 @@ func (o ResolveOptions) item(ctx context.Context, from *remoteContent, named ref
 	}
 	image := Image{Reference: named.String(), Descriptor: oci.Plain(whole)}
 	if _, byDigest := named.(reference.Digested); !byDigest {
-		if err := o.Platforms.filter(ctx, from, &image, o.put(ctx)); err != nil {
+		if err := o.Platforms.filter(ctx, from, &image, from.made.addJSON); err != nil {
 			return item, whole, err
 		}
 	}
@@ -188,23 +194,20 @@ func (o ResolveOptions) describeImage(ctx context.Context, from Content, image I
 	if image.Platforms, err = platformsIn(ctx, from, image.Descriptor); err != nil {
 		return Item{}, err
 	}
+	lacking, err := lackingManifests(ctx, from, image.Descriptor, nodes)
+	if err != nil {
+		return Item{}, err
+	}
+	if len(lacking) > 0 {
+		image.Omitted = platformsOf(lacking)
+		o.Log.Warn("the index is sparse: the registry lacks some of its manifests", "image", image.Reference, "manifests",
+			len(lacking), "platforms", Platforms(image.Omitted).String())
+	}
 	if !o.Platforms.runs(image) {
 		o.Log.Warn("image does not run on the requested platforms", "image", image.Reference, "platforms",
 			Platforms(image.Platforms).String(), "requested", o.Platforms.String())
 	}
 	return Item{image, from}, nil
-}
-
-// put returns a function that stores generated JSON.
-func (o ResolveOptions) put(ctx context.Context) func(mediaType string, v any) (ocispec.Descriptor, error) {
-	return func(mediaType string, v any) (ocispec.Descriptor, error) {
-		raw, err := json.Marshal(v)
-		if err != nil {
-			return ocispec.Descriptor{}, err
-		}
-		desc := content.NewDescriptorFromBytes(mediaType, raw)
-		return desc, o.Store.Put(ctx, desc, raw)
-	}
 }
 
 // maxReferrers limits the referrers of one image: signatures can have signatures without end.

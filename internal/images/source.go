@@ -28,6 +28,7 @@ type Source struct {
 	files     files
 	made      Store // generated manifests, and blobs of docker archives, which have no files named by digest
 	images    []Image
+	broken    []error                         // of images that are incomplete
 	subjectOf map[digest.Digest]digest.Digest // see findSubjects
 	thin      bool                            // see Archive.Omit
 }
@@ -85,7 +86,15 @@ func (e missingBlobError) Error() string { return "is missing from the source" +
 
 func (e missingBlobError) Is(target error) bool { return target == errdef.ErrNotFound }
 
-// Images returns the images in the source's order. An image with several names is listed once for
+// Incomplete returns the errors of images that the source lists and does not hold completely, joined, or nil.
+func (s *Source) Incomplete() error {
+	if err := errors.Join(s.broken...); err != nil {
+		return fmt.Errorf("image source %s: %s: %w", s.path, s.kind, err)
+	}
+	return nil
+}
+
+// Images returns the complete images in the source's order. An image with several names is listed once for
 // each.
 func (s *Source) Images() []Image { return slices.Clone(s.images) }
 
@@ -202,12 +211,14 @@ func (s *Source) loadLayout(ctx context.Context) error {
 	for _, desc := range index.Manifests {
 		listed, err := s.listedReferrers(ctx, desc)
 		if err != nil {
-			return err
+			s.broken = append(s.broken, err)
 		}
 		for _, desc := range listed {
 			image, err := s.layoutImage(ctx, desc)
 			if err != nil {
-				return fmt.Errorf("image %s: %w", Image{Reference: layoutName(desc.Annotations), Descriptor: desc}.name(), err)
+				s.broken = append(s.broken,
+					fmt.Errorf("image %s: %w", Image{Reference: layoutName(desc.Annotations), Descriptor: desc}.name(), err))
+				continue
 			}
 			s.addImage(image)
 		}

@@ -3,6 +3,7 @@ package images
 import (
 	"cmp"
 	"context"
+	"errors"
 	"sync"
 
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
@@ -23,6 +24,8 @@ type Options struct {
 	// ImageConcurrency is how many images are started at once. 0 is 1. The next image starts when all
 	// blobs of one are in transfer or done, so that Concurrency is used until the end.
 	ImageConcurrency int
+	// FailFast ends at the first image that fails. Otherwise the others are transferred.
+	FailFast bool
 	// Fits, unless nil, is called by [Push] before it sends anything, with the content of all images, each digest once.
 	// Push returns its error.
 	Fits func(context.Context, []ocispec.Descriptor) error
@@ -46,69 +49,52 @@ func (o Options) withDefaults() Options {
 	return o
 }
 
-// forEachImage calls do for each image, started in order, and returns the results of those that
-// succeeded, in order. do calls started when the next image may start. If an image fails, those before
-// it are completed and those after it are canceled.
-func forEachImage[T any](ctx context.Context, opts Options, r *run, images []T,
+// forEachImage calls do for each image, started in order. It returns the results of those that succeeded, in order, and
+// the errors of the others. do calls started when the next image may start. After an error that is fatal, and any with
+// [Options.FailFast], it starts no more images and cancels those that are running.
+func forEachImage[T any](ctx context.Context, opts Options, r *run, images []T, fatal func(error) bool,
 	do func(ctx context.Context, image T, started func()) (Result, error)) ([]Result, error) {
 	r.started()
-	ctx, stop := context.WithCancel(ctx)
+	running, stop := context.WithCancel(ctx)
 	defer stop()
 	var (
 		mu      sync.Mutex
-		running sync.WaitGroup
-		cancels = make([]context.CancelFunc, len(images))
+		group   sync.WaitGroup
 		results = make([]*Result, len(images))
 		errs    = make([]error, len(images))
-		first   = len(images) // the first that failed
 	)
 	places := semaphore.NewWeighted(int64(opts.ImageConcurrency))
 	for i, image := range images {
-		if places.Acquire(ctx, 1) != nil {
+		if places.Acquire(running, 1) != nil || running.Err() != nil {
 			break
 		}
-		mu.Lock()
-		if first < i {
-			mu.Unlock()
-			break
-		}
-		own, cancel := context.WithCancel(ctx)
-		cancels[i] = cancel
-		mu.Unlock()
 		started := sync.OnceFunc(func() { places.Release(1) })
-		running.Go(func() {
-			defer cancel()
+		group.Go(func() {
 			defer started()
-			result, err := do(own, image, started)
+			result, err := do(running, image, started)
+			last := err != nil && (opts.FailFast || fatal(err))
 			mu.Lock()
 			defer mu.Unlock()
-			if err == nil {
+			switch {
+			case err == nil:
 				results[i] = &result
 				opts.Done(result)
-				return
-			}
-			errs[i] = err
-			if i < first {
-				first = i
-				for _, cancel := range cancels[i+1:] {
-					if cancel != nil {
-						cancel()
-					}
+			case running.Err() == nil: // otherwise it was canceled
+				errs[i] = err
+				if last {
+					stop()
 				}
 			}
 		})
 	}
-	running.Wait()
+	group.Wait()
 	list := []Result{}
 	for _, result := range results {
 		if result != nil {
 			list = append(list, *result)
 		}
 	}
-	if first < len(images) {
-		return list, errs[first]
-	}
-	return list, ctx.Err()
+	return list, errors.Join(append(errs, ctx.Err())...)
 }
 
 // forEachBlob calls do for each of an image's blobs, limited by the slots that images share. It calls

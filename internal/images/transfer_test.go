@@ -48,7 +48,7 @@ func newOrigin(t *testing.T) *origin {
 			}
 			return reg, nil
 		},
-		Store: store,
+		Store: store, Keep: true,
 	}, store}
 }
 
@@ -530,6 +530,9 @@ func TestFailedPullLeavesNoUsableOutput(t *testing.T) {
 	}
 	if _, err = Pull(t.Context(), items, archive, Options{}); err == nil {
 		t.Error("no error")
+	}
+	if err := archive.Close(); err != nil {
+		t.Error(err)
 	}
 	if raw, err := os.ReadFile(path); err != nil || string(raw) != "was here" {
 		t.Errorf("the previous file is %q, %v", raw, err)

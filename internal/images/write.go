@@ -28,8 +28,7 @@ func fileHeader(name string, size, mode int64) *tar.Header {
 // WriteArchive writes whole images as an OCI archive, a tar of an OCI layout. ctr, nerdctl, docker
 // (since 25), podman, skopeo and [Open] read it. Equal images give equal bytes.
 func WriteArchive(ctx context.Context, w io.Writer, src Content, images ...Image) error {
-	complete := func(ocispec.Descriptor) bool { return false }
-	if err := writeArchive(ctx, w, Items(src, images...), complete); err != nil {
+	if err := writeArchive(ctx, w, Items(src, images...)); err != nil {
 		return fmt.Errorf("image archive: %w", err)
 	}
 	return nil
@@ -38,13 +37,102 @@ func WriteArchive(ctx context.Context, w io.Writer, src Content, images ...Image
 // annotationThin is the annotation of the index.json of a thin archive.
 const annotationThin = "dev.zarf.registry.thin"
 
-// writeArchive leaves out blobs that omit selects.
-func writeArchive(ctx context.Context, w io.Writer, items []Item, omit func(ocispec.Descriptor) bool) error {
-	index, blobs, err := archived(ctx, items, omit)
+// writeArchive writes a tar in one go.
+func writeArchive(ctx context.Context, w io.Writer, items []Item) error {
+	var images []*imagePull
+	for _, item := range items {
+		nodes, err := graph(ctx, item.Content, item.Descriptor)
+		if err != nil {
+			return fmt.Errorf("image %s: %w", item.name(), err)
+		}
+		images = append(images, &imagePull{Item: item, nodes: nodes})
+	}
+	entries, err := archiveEntries(images, func(ocispec.Descriptor) bool { return false })
 	if err != nil {
 		return err
 	}
 	tw := tar.NewWriter(w)
+	for _, e := range entries {
+		if err := e.write(ctx, tw); err != nil {
+			return err
+		}
+	}
+	return tw.Close()
+}
+
+// archiveEntry is a file in an archive that is written.
+type archiveEntry struct {
+	name     string
+	metadata []byte             // or nil, and the rest describes a blob or manifest
+	desc     ocispec.Descriptor // the size is always set
+	from     Content
+	image    string // the first that contains it
+}
+
+// header returns the entry's header, as it is in the tar.
+func (e archiveEntry) header() ([]byte, error) {
+	var header bytes.Buffer
+	if err := tar.NewWriter(&header).WriteHeader(fileHeader(e.name, e.desc.Size, 0o444)); err != nil {
+		return nil, fmt.Errorf("%s: %w", e.name, err)
+	}
+	return header.Bytes(), nil
+}
+
+// padded returns how much of a tar the content of a file takes.
+func padded(size int64) int64 { return (size + tarBlock - 1) / tarBlock * tarBlock }
+
+func (e archiveEntry) write(ctx context.Context, tw *tar.Writer) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	err := tw.WriteHeader(fileHeader(e.name, e.desc.Size, 0o444))
+	if err == nil && e.metadata != nil {
+		_, err = tw.Write(e.metadata)
+	} else if err == nil {
+		var rc io.ReadCloser
+		if rc, err = e.from.Fetch(ctx, e.desc); err == nil {
+			defer rc.Close()
+			_, err = io.Copy(tw, rc)
+		}
+	}
+	if err != nil {
+		return fmt.Errorf("image %s: %s: %w", e.image, e.name, err)
+	}
+	return nil
+}
+
+// archiveEntries returns the files of an archive: its metadata, and then its content ordered by digest, without blobs
+// that omit selects.
+func archiveEntries(images []*imagePull, omit func(ocispec.Descriptor) bool) ([]archiveEntry, error) {
+	index := ocispec.Index{
+		Versioned: specs.Versioned{SchemaVersion: 2},
+		MediaType: ocispec.MediaTypeImageIndex,
+		Manifests: []ocispec.Descriptor{},
+	}
+	var blobs []archiveEntry
+	seen := map[digest.Digest]bool{}
+	for _, image := range images {
+		for _, node := range image.nodes {
+			if omit(node) {
+				index.Annotations = map[string]string{annotationThin: "true"}
+				continue
+			}
+			if !seen[node.Digest] {
+				seen[node.Digest] = true
+				blobs = append(blobs, archiveEntry{name: oci.BlobPath(node.Digest), desc: node, from: image.Content,
+					image: image.name()})
+			}
+		}
+		desc, err := named(image.Image)
+		if err != nil {
+			return nil, err
+		}
+		addToIndex(&index, desc)
+	}
+	slices.SortFunc(blobs, func(a, b archiveEntry) int {
+		return strings.Compare(string(a.desc.Digest), string(b.desc.Digest))
+	})
+	var entries []archiveEntry
 	for _, file := range []struct {
 		name    string
 		content any
@@ -54,80 +142,10 @@ func writeArchive(ctx context.Context, w io.Writer, items []Item, omit func(ocis
 	} {
 		raw, err := json.Marshal(file.content)
 		if err != nil {
-			return fmt.Errorf("%s: %w", file.name, err)
+			return nil, fmt.Errorf("%s: %w", file.name, err)
 		}
-		if err := writeFile(tw, file.name, int64(len(raw)), bytes.NewReader(raw)); err != nil {
-			return err
-		}
+		entries = append(entries, archiveEntry{name: file.name, metadata: raw,
+			desc: ocispec.Descriptor{Size: int64(len(raw))}})
 	}
-	for _, blob := range blobs {
-		if err := ctx.Err(); err != nil {
-			return err
-		}
-		if err := blob.write(ctx, tw); err != nil {
-			return fmt.Errorf("image %s: %w", blob.image, err)
-		}
-	}
-	return tw.Close()
-}
-
-// archivedBlob is a blob or a manifest of an archive.
-type archivedBlob struct {
-	ocispec.Descriptor
-	from  Content
-	image string // the first that contains it
-}
-
-func (b archivedBlob) write(ctx context.Context, tw *tar.Writer) error {
-	rc, err := b.from.Fetch(ctx, b.Descriptor)
-	if err != nil {
-		return wrapDescriptor(b.Descriptor, err)
-	}
-	defer rc.Close()
-	return writeFile(tw, oci.BlobPath(b.Digest), b.Size, rc)
-}
-
-// archived returns the index of an archive, and its content ordered by digest.
-func archived(ctx context.Context, items []Item, omit func(ocispec.Descriptor) bool) (
-	index ocispec.Index, blobs []archivedBlob, err error,
-) {
-	index = ocispec.Index{
-		Versioned: specs.Versioned{SchemaVersion: 2},
-		MediaType: ocispec.MediaTypeImageIndex,
-		Manifests: []ocispec.Descriptor{},
-	}
-	seen := map[digest.Digest]bool{}
-	for _, item := range items {
-		nodes, err := graph(ctx, item.Content, item.Descriptor)
-		if err != nil {
-			return index, nil, fmt.Errorf("image %s: %w", item.name(), err)
-		}
-		for _, node := range nodes {
-			if omit(node) {
-				index.Annotations = map[string]string{annotationThin: "true"}
-				continue
-			}
-			if !seen[node.Digest] {
-				seen[node.Digest] = true
-				blobs = append(blobs, archivedBlob{node, item.Content, item.name()})
-			}
-		}
-		desc, err := named(item.Image)
-		if err != nil {
-			return index, nil, err
-		}
-		addToIndex(&index, desc)
-	}
-	slices.SortFunc(blobs, func(a, b archivedBlob) int { return strings.Compare(string(a.Digest), string(b.Digest)) })
-	return index, blobs, nil
-}
-
-func writeFile(tw *tar.Writer, name string, size int64, r io.Reader) error {
-	if err := tw.WriteHeader(fileHeader(name, size, 0o444)); err != nil {
-		return fmt.Errorf("%s: %w", name, err)
-	}
-	if _, err := io.Copy(tw, r); err != nil {
-		return fmt.Errorf("%s: %w", name, err)
-	}
-	return nil
+	return append(entries, blobs...), nil
 }

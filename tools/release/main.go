@@ -253,7 +253,7 @@ func (r release) checkImage(ctx context.Context, name, archive string) (err erro
 	}
 	defer func() { err = errors.Join(err, src.Close()) }()
 	items, err := src.Items("")
-	if err != nil {
+	if err := errors.Join(err, src.Incomplete()); err != nil {
 		return err
 	}
 	if want := images.NewSpec(r.registry, name, r.version).Reference; len(items) != 1 || items[0].Reference != want {

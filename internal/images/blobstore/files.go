@@ -2,7 +2,6 @@ package blobstore
 
 import (
 	"context"
-	"crypto/rand"
 	"errors"
 	"fmt"
 	"hash"
@@ -21,21 +20,21 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/oci"
 )
 
-// check verifies the digest's blob and marks it as used. The caller has acquired the digest.
-func (s *Store) check(ctx context.Context, desc ocispec.Descriptor) error {
-	s.mu.Lock()
-	s.used[desc.Digest] = true
-	s.mu.Unlock()
+// check verifies the digest's blob, marks it as used, and opens it. The caller has acquired the digest.
+func (s *Store) check(ctx context.Context, desc ocispec.Descriptor) (*os.File, error) {
 	f, st, err := s.verify(ctx, desc.Digest, true)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	defer f.Close()
 	s.touch(f, desc.Digest, st)
-	if st.size != desc.Size {
-		return blob.SizeError(st.size, desc)
+	if _, err = f.Seek(0, io.SeekStart); err == nil && st.size != desc.Size {
+		err = blob.SizeError(st.size, desc)
 	}
-	return nil
+	if err != nil {
+		f.Close()
+		return nil, err
+	}
+	return f, nil
 }
 
 // verify opens the digest's file and hashes it, unless trust is set and it has not changed since. It
@@ -101,29 +100,18 @@ var errDamaged = fmt.Errorf("was damaged and is removed: %w", fs.ErrNotExist)
 // removeDamaged removes the digest's file, unless it has changed since it was st, and returns
 // errDamaged.
 func (s *Store) removeDamaged(d digest.Digest, st stamp, why string) error {
-	path, aside := s.path(d), s.tempName()
-	gone := fmt.Errorf("%s: %w", path, errDamaged)
-	if now, err := stampOf(path); err == nil && !now.sameContent(st) {
-		return gone // another process has replaced it
-	}
-	err := s.makeIngest()
-	if err == nil {
-		err = os.Rename(path, aside)
-	}
-	if errors.Is(err, fs.ErrNotExist) {
-		return gone
-	}
+	path := s.path(d)
+	err := s.locked(func() error {
+		if now, err := stampOf(path); err != nil || !now.sameContent(st) {
+			return ignore(err, fs.ErrNotExist) // another process has removed or replaced it
+		}
+		s.log.Warn("removed a damaged blob", "digest", d.String(), "dir", s.dir, "reason", why)
+		return os.RemoveAll(path)
+	})
 	if err != nil {
 		return fmt.Errorf("%s is damaged (%s) and cannot be removed: %w", path, why, err)
 	}
-	// It was moved instead of removed, so that a file that another process has just put there can be
-	// restored.
-	if moved, err := stampOf(aside); err == nil && !moved.sameContent(st) {
-		_ = os.Link(aside, path)
-	}
-	_ = os.RemoveAll(aside)
-	s.log.Warn("removed a damaged blob", "digest", d.String(), "dir", s.dir, "reason", why)
-	return gone
+	return fmt.Errorf("%s: %w", path, errDamaged)
 }
 
 // useGranularity is the precision of a blob's last use. More frequent updates would make other
@@ -149,11 +137,10 @@ func (s *Store) touch(f *os.File, d digest.Digest, st stamp) {
 	}
 }
 
-// remember records that the digest's file is verified and in use.
+// remember records that the digest's file is verified.
 func (s *Store) remember(d digest.Digest, st stamp) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.used[d] = true
 	s.verified[d] = st
 }
 
@@ -195,16 +182,6 @@ func (s *Store) copy(ctx context.Context, f *os.File, hash hash.Hash, r io.Reade
 // path returns the path of the digest's file. The digest must be valid.
 func (s *Store) path(d digest.Digest) string {
 	return filepath.Join(s.dir, oci.BlobPath(d))
-}
-
-// makeIngest creates the directory that [Store.Close] removes when it is empty.
-func (s *Store) makeIngest() error {
-	err := os.Mkdir(filepath.Join(s.dir, ingestDir), 0o755)
-	return ignore(err, fs.ErrExist)
-}
-
-func (s *Store) tempName() string {
-	return filepath.Join(s.dir, ingestDir, tempPrefix+rand.Text())
 }
 
 // ignore returns err unless it is the one to ignore.

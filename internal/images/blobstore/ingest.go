@@ -13,46 +13,10 @@ import (
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 	"golang.org/x/sys/unix"
-
-	"github.com/zarf-dev/zarf-registry/internal/oci"
 )
 
-const (
-	// ingestDir holds incomplete blobs. containerd and ORAS use the same name.
-	ingestDir = "ingest"
-	// tempPrefix is the prefix of files in it that cannot be resumed.
-	tempPrefix = "tmp-"
-)
-
-// place moves a complete file from ingest to its final name.
-func (s *Store) place(f *os.File, d digest.Digest) error {
-	path := s.path(d)
-	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-		return s.wrapDiskFull(err)
-	}
-	s.mu.Lock()
-	s.used[d] = true
-	s.mu.Unlock()
-	// With nanoseconds, so that any later write changes the stamp.
-	now := time.Now()
-	_ = os.Chtimes(f.Name(), now, now)
-	err := os.Rename(f.Name(), path)
-	if there, statErr := stampOf(path); err != nil && statErr == nil && !there.regular {
-		_ = s.removeDamaged(d, there, "it is a directory")
-		err = os.Rename(f.Name(), path)
-	}
-	if err != nil {
-		return s.wrapDiskFull(err)
-	}
-	// Not earlier: a read-only partial download could not be resumed.
-	_ = f.Chmod(0o444) // some file systems have no modes
-	st, err := stampOfFile(f)
-	if err != nil {
-		return err
-	}
-	s.remember(d, st)
-	return nil
-}
+// ingestDir holds incomplete blobs. containerd and ORAS use the same name.
+const ingestDir = "ingest"
 
 // acquire waits until no other goroutine of this Store works on desc's digest, and blocks others until
 // release.
@@ -128,6 +92,15 @@ func tryLock(path string, flag int) (*lockedFile, error) {
 	}
 }
 
+// LockFile creates a file if necessary, and locks it until it is closed. It fails if another process has locked it.
+func LockFile(path string) (*os.File, error) {
+	f, err := tryLock(path, os.O_CREATE)
+	if err != nil {
+		return nil, err
+	}
+	return f.File, nil
+}
+
 func flock(f *os.File) error {
 	for {
 		err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
@@ -152,7 +125,7 @@ func (s *Store) lock(ctx context.Context, path string) (*lockedFile, error) {
 	for poll := minPoll; ; poll = min(2*poll, maxPoll) {
 		f, err := tryLock(path, os.O_CREATE)
 		if errors.Is(err, fs.ErrNotExist) {
-			if err = s.makeIngest(); err == nil {
+			if err = ignore(os.Mkdir(filepath.Dir(path), 0o755), fs.ErrExist); err == nil {
 				err = errLocked // another Store's Close may have removed it again
 			}
 		}
@@ -167,36 +140,21 @@ func (s *Store) lock(ctx context.Context, path string) (*lockedFile, error) {
 	}
 }
 
-// createTemp creates and locks a file in ingest that cannot be resumed.
-func (s *Store) createTemp() (*lockedFile, error) {
-	return s.lock(context.Background(), s.tempName()) // the name is unique
-}
-
-// removeStale removes temporary files of processes that have ended, and partial downloads of blobs
-// that exist.
-func (s *Store) removeStale() {
-	dir := filepath.Join(s.dir, ingestDir)
-	entries, err := os.ReadDir(dir)
+// locked calls do while no other process adds or removes a file.
+func (s *Store) locked(do func() error) error {
+	f, err := os.Open(filepath.Join(s.dir, ocispec.ImageLayoutFile))
 	if err != nil {
-		return
+		return err
 	}
-	for _, e := range entries {
-		path := filepath.Join(dir, e.Name())
-		if !strings.HasPrefix(e.Name(), tempPrefix) {
-			d := digestOf(e.Name())
-			if oci.CheckDigest(d) != nil {
-				continue
-			}
-			if _, err := os.Lstat(s.path(d)); err != nil {
-				continue
-			}
-		}
-		if !e.Type().IsRegular() {
-			_ = os.RemoveAll(path) // a damaged blob that was moved away
-		} else if f, err := tryLock(path, 0); err == nil {
-			f.discard()
-		}
+	defer f.Close()
+	err = unix.EINTR
+	for errors.Is(err, unix.EINTR) {
+		err = unix.Flock(int(f.Fd()), unix.LOCK_EX)
 	}
+	if err != nil {
+		return fmt.Errorf("%s cannot be locked (choose a directory on another file system): %w", f.Name(), err)
+	}
+	return do()
 }
 
 // partialName returns the file name of a digest's partial download.

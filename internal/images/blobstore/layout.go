@@ -52,18 +52,12 @@ func (s *Store) init() error {
 	if err := os.MkdirAll(filepath.Join(s.dir, ocispec.ImageBlobsDir, digest.SHA256.String()), 0o755); err != nil {
 		return err
 	}
-	t, err := s.createTemp()
-	if err != nil {
-		return err
-	}
-	t.discard()
-	s.removeStale()
-	return nil
+	return unix.Access(s.dir, unix.W_OK)
 }
 
 // checkLayout reads oci-layout.
 func (s *Store) checkLayout() error {
-	raw, err := os.ReadFile(filepath.Join(s.dir, ocispec.ImageLayoutFile))
+	raw, err := s.readFile(ocispec.ImageLayoutFile)
 	if err != nil {
 		return err
 	}
@@ -76,6 +70,17 @@ func (s *Store) checkLayout() error {
 			layout.Version, ocispec.ImageLayoutVersion)
 	}
 	return nil
+}
+
+// readFile reads a file at the store's root. Reading a pipe or a device might not end.
+func (s *Store) readFile(name string) ([]byte, error) {
+	path := filepath.Join(s.dir, name)
+	if info, err := os.Stat(path); err != nil {
+		return nil, err
+	} else if !info.Mode().IsRegular() {
+		return nil, fmt.Errorf("%s: is not a regular file", name)
+	}
+	return os.ReadFile(path)
 }
 
 // maxNames is how many names an error message lists: enough to recognize the directory.
@@ -167,24 +172,18 @@ func (s *Store) UpdateIndex(change func(*ocispec.Index)) error {
 }
 
 func (s *Store) updateIndex(change func(*ocispec.Index)) error {
-	dir, err := os.Open(s.dir)
-	if err != nil {
-		return err
-	}
-	defer dir.Close()
-	if err := unix.Flock(int(dir.Fd()), unix.LOCK_EX); err != nil {
-		return err
-	}
-	index, err := s.readIndex()
-	if err != nil {
-		return err
-	}
-	change(&index)
-	raw, err := json.Marshal(index)
-	if err != nil {
-		return err
-	}
-	return s.replaceFile(ocispec.ImageIndexFile, raw)
+	return s.locked(func() error {
+		index, err := s.readIndex()
+		if err != nil {
+			return err
+		}
+		change(&index)
+		raw, err := json.Marshal(index)
+		if err != nil {
+			return err
+		}
+		return s.replaceFile(ocispec.ImageIndexFile, raw)
+	})
 }
 
 func emptyIndex() ocispec.Index {
@@ -198,7 +197,7 @@ func emptyIndex() ocispec.Index {
 // readIndex reads index.json. A missing file is an empty index.
 func (s *Store) readIndex() (ocispec.Index, error) {
 	index := emptyIndex()
-	raw, err := os.ReadFile(filepath.Join(s.dir, ocispec.ImageIndexFile))
+	raw, err := s.readFile(ocispec.ImageIndexFile)
 	if errors.Is(err, fs.ErrNotExist) {
 		return index, nil
 	}

@@ -15,6 +15,7 @@ import (
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 	"golang.org/x/sync/errgroup"
+	"golang.org/x/sys/unix"
 
 	"github.com/zarf-dev/zarf-registry/internal/oci"
 )
@@ -24,7 +25,7 @@ type Info struct {
 	Dir          string     `json:"dir"`
 	Blobs        int        `json:"blobs"`
 	Bytes        int64      `json:"bytes"`              // of the blobs
-	Partials     int        `json:"partialDownloads"`   // that the next Ensure resumes
+	Partials     int        `json:"partialDownloads"`   // that the next Fetch resumes
 	PartialBytes int64      `json:"partialBytes"`       // downloaded so far
 	MaxBytes     int64      `json:"maxBytes,omitempty"` // the limit in Options; 0: unlimited
 	OldestUse    *time.Time `json:"oldestUse,omitempty"`
@@ -185,16 +186,12 @@ func (s *Store) Verify(ctx context.Context, progress func(done, total int64)) (R
 	return report, err
 }
 
-// Prune removes blobs and partial downloads, least recently used first. It keeps what this Store has
-// used since it was opened, and running downloads. Other processes fetch removed blobs again. It
-// rejects a layout whose index.json lists images.
+// Prune removes blobs and partial downloads, least recently used first. It keeps what this Store is verifying or
+// linking, and running downloads. Others fetch removed blobs again. It rejects a layout whose index.json lists images.
 func (s *Store) Prune(ctx context.Context, opts PruneOptions) (Pruned, error) {
 	var pruned Pruned
 	if err := s.checkNoImages(); err != nil {
 		return pruned, fmt.Errorf("blob store %s: %w", s.dir, err)
-	}
-	if !opts.DryRun {
-		s.removeStale()
 	}
 	files, err := s.files(ctx)
 	if err != nil {
@@ -234,65 +231,107 @@ func (s *Store) Prune(ctx context.Context, opts PruneOptions) (Pruned, error) {
 }
 
 // remove removes a file unless it is in use. With dry, it only reports.
-func (s *Store) remove(f file, dry bool) (bool, error) {
-	if f.partial {
-		locked, err := tryLock(f.path, 0)
-		switch {
-		case errors.Is(err, errLocked):
-			return false, nil
-		case err != nil:
-			return errors.Is(err, fs.ErrNotExist), ignore(err, fs.ErrNotExist)
-		case dry:
-			return true, locked.Close()
+func (s *Store) remove(f file, dry bool) (removed bool, err error) {
+	err = s.locked(func() error {
+		s.mu.Lock()
+		defer s.mu.Unlock() // until it is removed, so that no use can start
+		if s.busy[f.digest] != nil {
+			return nil
 		}
-		locked.discard()
-		return true, nil
-	}
-	s.mu.Lock()
-	defer s.mu.Unlock() // until it is removed, so that no use can start
-	if s.used[f.digest] {
-		return false, nil
-	}
-	// Another process may have used it since it was listed.
-	if info, err := os.Lstat(f.path); err == nil && !info.ModTime().Equal(f.used) {
-		return false, nil
-	}
-	if dry {
-		return true, nil
-	}
-	return true, os.RemoveAll(f.path)
+		if f.partial {
+			running, err := tryLock(f.path, 0)
+			if err != nil {
+				removed = errors.Is(err, fs.ErrNotExist)
+				return ignore(ignore(err, fs.ErrNotExist), errLocked)
+			}
+			defer running.Close()
+		} else if info, err := os.Lstat(f.path); err == nil && !info.ModTime().Equal(f.used) {
+			return nil // another process may have used it since it was listed
+		}
+		removed = true
+		if dry {
+			return nil
+		}
+		return os.RemoveAll(f.path)
+	})
+	return removed, err
 }
 
-// evictAfterFraction is the part of the limit that a store may grow before it checks its size: small enough
-// not to fill the disk in a long run, large enough for listing the blobs not to matter.
-const evictAfterFraction = 8
-
-// grown evicts if the store has grown considerably since the last eviction.
-func (s *Store) grown(added int64) {
-	s.mu.Lock()
-	s.added += added
-	enough := s.maxSize > 0 && s.added > s.maxSize/evictAfterFraction
-	if enough {
-		s.added = 0
-	}
-	s.mu.Unlock()
-	if !enough {
-		return
-	}
-	if _, err := s.evict(); err != nil {
-		s.log.Warn("cannot evict old blobs", "dir", s.dir, "error", err)
-	}
+// room is the space that a cache has and may still take. The zero value knows nothing yet.
+type room struct {
+	mu       sync.Mutex
+	taken    int64 // by blobs and partial downloads, at most
+	reserved int64 // by running downloads; part of taken
+	unseen   int64 // reserved since the files were last listed; starts with the first listing
+	listed   bool
 }
 
-// evict removes what exceeds the store's limit, and returns how many bytes are left.
-func (s *Store) evict() (left int64, err error) {
+// relistFraction is the part of the limit after which a cache looks what other processes have added, and that it evicts
+// in advance: listing the files costs more than adding a small one.
+const relistFraction = 8
+
+// reserve makes room for size bytes, or returns ErrNoRoom.
+func (r *room) reserve(ctx context.Context, s *Store, size int64) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	var stat unix.Statfs_t
+	if unix.Statfs(s.dir, &stat) == nil {
+		// Half of the free space is left to the output, which may be in the same file system, and to other programs.
+		free := int64(stat.Bavail) * int64(stat.Bsize) //nolint:unconvert // macOS has another type
+		if size > (free-r.reserved)/2 {
+			return ErrNoRoom
+		}
+	}
+	if s.maxSize > 0 {
+		if size > s.maxSize {
+			return ErrNoRoom
+		}
+		if !r.listed || r.taken+size > s.maxSize || r.unseen > s.maxSize/relistFraction {
+			limit := s.maxSize - size - r.reserved
+			if r.listed && r.taken+size > s.maxSize {
+				limit -= s.maxSize / relistFraction
+			}
+			if err := r.evict(ctx, s, max(1, limit)); err != nil {
+				return err
+			}
+		}
+		if r.taken+size > s.maxSize {
+			return ErrNoRoom
+		}
+	}
+	r.taken += size
+	r.reserved += size
+	r.unseen += size
+	return nil
+}
+
+// release ends a reservation. Its bytes stay taken: the download has used them, or the next listing corrects them.
+func (r *room) release(size int64) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.reserved -= size
+}
+
+// shrink evicts what exceeds the limit, which may have been higher in earlier runs.
+func (r *room) shrink(ctx context.Context, s *Store) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
 	if s.maxSize == 0 {
-		return 0, nil
+		return nil
 	}
-	pruned, err := s.Prune(context.Background(), PruneOptions{})
+	return r.evict(ctx, s, s.maxSize)
+}
+
+// evict prunes the store to a size. The caller holds r.mu.
+func (r *room) evict(ctx context.Context, s *Store, size int64) error {
+	pruned, err := s.Prune(ctx, PruneOptions{MaxSize: size})
+	if err != nil {
+		return err
+	}
+	r.taken, r.unseen, r.listed = pruned.RemainingBytes+r.reserved, 0, true
 	if pruned.Blobs+pruned.Partials > 0 {
 		s.log.Info("evicted the least recently used blobs", "dir", s.dir, "blobs", pruned.Blobs, "partialDownloads",
 			pruned.Partials, "bytes", pruned.Bytes+pruned.PartialBytes)
 	}
-	return pruned.RemainingBytes, err
+	return nil
 }

@@ -8,11 +8,13 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"sync"
 	"testing"
 	"time"
 
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+	"golang.org/x/sys/unix"
 )
 
 // aged is a new directory with ten blobs of 100 bytes, blob i last used i+1 hours
@@ -57,7 +59,6 @@ func TestPrune(t *testing.T) {
 	for name, tt := range map[string]struct {
 		store Options
 		opts  PruneOptions
-		use   []int // blobs that the Store uses before
 		want  Pruned
 		left  []int
 	}{
@@ -77,19 +78,10 @@ func TestPrune(t *testing.T) {
 			want: Pruned{Blobs: 4, Bytes: 400, Partials: 1, PartialBytes: 50, RemainingBytes: 600}, left: []int{0, 1, 2, 3, 4,
 				5}},
 		"all": {opts: PruneOptions{All: true}, want: Pruned{Blobs: 10, Bytes: 1000, Partials: 1, PartialBytes: 50}},
-		"all but what is in use": {opts: PruneOptions{All: true}, use: []int{3, 9},
-			want: Pruned{Blobs: 8, Bytes: 800, Partials: 1, PartialBytes: 50, RemainingBytes: 200}, left: []int{3, 9}},
-		"down to a size that is in use": {opts: PruneOptions{MaxSize: 250}, use: []int{7, 8, 9},
-			want: Pruned{Blobs: 7, Bytes: 700, Partials: 1, PartialBytes: 50, RemainingBytes: 300}, left: []int{7, 8, 9}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir, blobs := aged(t)
 			s := openStore(t, dir, tt.store)
-			for _, i := range tt.use {
-				if _, err := s.Get(ctx, blobs[i]); err != nil {
-					t.Fatal(err)
-				}
-			}
 			dry := tt.opts
 			dry.DryRun = true
 			if got, err := s.Prune(ctx, dry); err != nil || got != tt.want || !slices.Equal(left(t, dir, blobs), all) {
@@ -108,7 +100,7 @@ func TestPrune(t *testing.T) {
 
 func TestUse(t *testing.T) {
 	for name, use := range map[string]func(s *Store, desc ocispec.Descriptor) error{
-		"Get":    func(s *Store, desc ocispec.Descriptor) error { _, err := s.Get(ctx, desc); return err },
+		"Open":   func(s *Store, desc ocispec.Descriptor) error { return s.Check(ctx, desc) },
 		"Ensure": func(s *Store, desc ocispec.Descriptor) error { _, err := s.Ensure(ctx, desc, noFetch); return err },
 		"Link": func(s *Store, desc ocispec.Descriptor) error {
 			other, err := OpenTemp("")
@@ -135,30 +127,10 @@ func TestUse(t *testing.T) {
 	}
 }
 
-func TestHasKeeps(t *testing.T) {
-	dir, blobs := aged(t)
-	s := openStore(t, dir, Options{MaxSize: 350})
-	if !s.Has(blobs[8]) || s.Has(ocispec.Descriptor{Digest: blobs[7].Digest, Size: 1}) {
-		t.Error("wrong")
-	}
-	if err := s.Close(); err != nil {
-		t.Fatal(err)
-	}
-	if got := left(t, dir, blobs); !slices.Equal(got, []int{0, 1, 8}) {
-		t.Error(got)
-	}
-}
-
-// One run that uses more than the store may hold does not leave it like that.
+// A store whose limit was higher before is not left like that.
 func TestCloseKeepsTheLimit(t *testing.T) {
-	dir, blobs := aged(t)
-	s := openStore(t, dir, Options{MaxSize: 350})
-	for _, desc := range blobs {
-		if !s.Has(desc) {
-			t.Fatal(desc.Digest)
-		}
-	}
-	if err := s.Close(); err != nil {
+	dir, _ := aged(t)
+	if err := openStore(t, dir, Options{MaxSize: 350}).Close(); err != nil {
 		t.Fatal(err)
 	}
 	if info, err := openStore(t, dir, Options{}).Info(ctx); err != nil || info.Bytes+info.PartialBytes > 350 ||
@@ -184,56 +156,67 @@ func TestPruneKeepsRunningDownloads(t *testing.T) {
 	}
 }
 
-func TestRemovesLeftoversOfDeadProcesses(t *testing.T) {
-	for name, clean := range map[string]func(s *Store) error{
-		"Open":  func(s *Store) error { _, err := Open(s.dir, Options{}); return err },
-		"Prune": func(s *Store) error { _, err := s.Prune(ctx, PruneOptions{}); return err },
-	} {
-		t.Run(name, func(t *testing.T) {
-			s := openStore(t, t.TempDir(), Options{})
-			there := put(t, s, 1, 100) // by Link, say, while a download of it was interrupted
-			living, err := s.createTemp()
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer living.discard()
-			for _, err := range []error{
-				os.WriteFile(s.tempName(), []byte("dead"), 0o644),
-				os.MkdirAll(filepath.Join(s.tempName(), "a"), 0o755),
-				os.Symlink("nowhere", s.tempName()),
-				os.WriteFile(filepath.Join(s.dir, ingestDir, "of-others"), nil, 0o644),
-				os.WriteFile(filepath.Join(s.dir, ingestDir, partialName(there.Digest)), []byte("half"), 0o644),
-				clean(s),
-			} {
+// The limit holds while downloads run, whatever a run uses.
+func TestACacheKeepsItsLimit(t *testing.T) {
+	dir, blobs := aged(t)
+	s := openStore(t, dir, Options{Cache: true, MaxSize: 1000})
+	check := func() {
+		if info, err := s.Info(ctx); err != nil || info.Bytes+info.PartialBytes > 1000 {
+			t.Errorf("%+v, %v", info, err)
+		}
+	}
+	var group sync.WaitGroup
+	for worker := range 4 {
+		group.Go(func() {
+			for seed := range 10 {
+				raw, desc := content(byte(50+10*worker+seed), 100)
+				_, err := s.Ensure(ctx, desc, func(context.Context, int64) (io.ReadCloser, error) {
+					check()
+					return io.NopCloser(&observed{bytes.NewReader(raw), check}), nil
+				})
 				if err != nil {
-					t.Fatal(err)
+					t.Error(err)
 				}
-			}
-			if got := ingested(t, s); !slices.Equal(got, []string{"of-others", filepath.Base(living.Name())}) {
-				t.Error(got)
 			}
 		})
 	}
+	group.Wait()
+	check()
+	if got := left(t, dir, blobs); len(got) > 0 {
+		t.Error("older blobs are left:", got)
+	}
+	raw, large := content(99, 1001)
+	if _, err := s.Ensure(ctx, large, from(raw, nil)); !errors.Is(err, ErrNoRoom) {
+		t.Error("a blob larger than the limit:", err)
+	}
+	if info, err := s.Info(ctx); err != nil || info.Blobs < 8 {
+		t.Errorf("it evicts more than it must: %+v, %v", info, err)
+	}
 }
 
-// A long run must not fill the disk before it ends.
-func TestEvictsWhileItRuns(t *testing.T) {
-	dir, blobs := aged(t)
-	s := openStore(t, dir, Options{MaxSize: 1000})
-	var most int64
-	for seed := range 10 {
-		put(t, s, byte(50+seed), 100)
-		info, err := s.Info(ctx)
-		if err != nil {
-			t.Fatal(err)
-		}
-		most = max(most, info.Bytes+info.PartialBytes)
+// observed calls a function for every few bytes.
+type observed struct {
+	io.Reader
+	each func()
+}
+
+func (r *observed) Read(p []byte) (int, error) {
+	r.each()
+	return r.Reader.Read(p[:min(len(p), 30)])
+}
+
+// What does not fit into the file system is not fetched.
+func TestACacheLeavesSpaceToOthers(t *testing.T) {
+	s := openStore(t, t.TempDir(), Options{Cache: true})
+	_, desc := content(1, 100)
+	desc.Size = 1 << 60
+	if _, err := s.Ensure(ctx, desc, noFetch); !errors.Is(err, ErrNoRoom) {
+		t.Error(err)
 	}
-	if most > 1000+1000/evictAfterFraction+100 {
-		t.Error(most)
-	}
-	if err := s.Close(); err != nil || len(left(t, dir, blobs)) > 0 {
-		t.Error(left(t, dir, blobs), err)
+	raw, desc := content(1, 100)
+	s.write = func(*os.File, []byte) (int, error) { return 0, unix.ENOSPC }
+	if _, err := s.Ensure(ctx, desc, from(raw, nil)); !errors.Is(err, ErrNoRoom) {
+		t.Error(err)
 	}
 }
 

@@ -101,11 +101,7 @@ func TestPowerCutAtEveryCall(t *testing.T) {
 
 // same compares a blob.
 func same(s *Store, desc ocispec.Descriptor, want []byte) error {
-	b, err := s.Get(ctx, desc)
-	if err != nil {
-		return err
-	}
-	r, err := b.Open()
+	r, err := s.Open(ctx, desc)
 	if err != nil {
 		return err
 	}

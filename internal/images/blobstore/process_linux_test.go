@@ -108,7 +108,7 @@ func fetchOnce(dir string, _ int) error {
 		if err != nil {
 			return err
 		}
-		if b, err := s.Get(ctx, desc); err != nil || b.Size != 1000 {
+		if err := s.Check(ctx, desc); err != nil {
 			return err
 		}
 	}
@@ -186,7 +186,7 @@ func churn(dir string, seed int) error {
 	if err != nil {
 		return err
 	}
-	s, err := Open(dir, Options{MaxSize: 6 * churnSize})
+	s, err := Open(dir, Options{Cache: true, MaxSize: 6 * churnSize})
 	if err != nil {
 		return err
 	}
@@ -217,16 +217,13 @@ func churn(dir string, seed int) error {
 				case 4:
 					_, err = s.Verify(ctx, nil)
 				case 5:
-					s.mu.Lock()
-					clear(s.used) // as if it were a new process
-					s.mu.Unlock()
-					_, err = s.evict()
+					err = s.room.shrink(ctx, s)
 				default:
 					_, err = s.Ensure(ctx, desc, func(ctx context.Context, offset int64) (io.ReadCloser, error) {
 						return io.NopCloser(&trickle{bytes.NewReader(raw[offset:])}), nil
 					})
 				}
-				if err != nil && !errors.Is(err, fs.ErrNotExist) {
+				if err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, ErrNoRoom) {
 					select {
 					case failed <- err:
 					default:

@@ -70,7 +70,9 @@ func (b *body) Read(p []byte) (int, error) {
 	case len(p) == 0:
 		return 0, nil
 	}
+	b.timer.pause() // the content may come from another registry, with timeouts of its own
 	n, err := b.src.Read(p[:min(int64(len(p)), left)])
+	b.timer.reset()
 	b.hash(p[:n])
 	switch {
 	case int64(n) == left:

@@ -448,3 +448,75 @@ func checkWire(t *testing.T, what string, wire, size int64, took time.Duration) 
 		t.Errorf("%s: %.4f of the size went over the wire, want less than 1.2", what, ratio)
 	}
 }
+
+// TestLinkThatIsCutEveryFewSeconds shows that a transfer of any length ends if it makes progress between the cuts. Each
+// takes longer than the retries without progress would.
+func TestLinkThatIsCutEveryFewSeconds(t *testing.T) {
+	const cuts, between, rate = 12, 250 * time.Millisecond, 8 << 20
+	raw := noise(3, cuts*rate/4)
+	registry := newTestRegistry(t, true)
+	l := newLink(t, registry.host(), func() fault { return fault{kind: fine} })
+	var broken atomic.Int64
+	client := registry.client(t, func(opts *Options) {
+		l.over(opts)
+		dial := opts.DialContext
+		opts.DialContext = func(ctx context.Context, network, address string) (net.Conn, error) {
+			c, err := dial(ctx, network, address)
+			if err == nil {
+				time.AfterFunc(between, func() { broken.Add(1); c.Close() })
+			}
+			return c, err
+		}
+		opts.Rate = NewRate(rate)
+		opts.Retries = 3
+	})
+	repo := repository(t, client, "cut")
+	desc := describe(raw)
+	if _, err := repo.PushBlob(t.Context(), desc, "", opener(raw), nil); err != nil {
+		t.Fatal(err)
+	}
+	registry.has(t, "cut", raw)
+	if got, err := pull(t.Context(), repo, desc, 0); err != nil || !bytes.Equal(got, raw) {
+		t.Fatalf("%d bytes, %v", len(got), err)
+	}
+	if broken.Load() < cuts {
+		t.Errorf("only %d cuts", broken.Load())
+	}
+}
+
+// TestRate measures both directions, each over several connections.
+func TestRate(t *testing.T) {
+	registry := newTestRegistry(t, true)
+	client := registry.client(t, func(opts *Options) { opts.Rate = NewRate(4 << 20) })
+	repo := repository(t, client, "limited")
+	var blobs [][]byte
+	for i := range 4 {
+		blobs = append(blobs, noise(uint64(i), 1<<20))
+	}
+	for name, transfer := range map[string]func(raw []byte) error{
+		"push": func(raw []byte) error {
+			_, err := repo.PushBlob(t.Context(), describe(raw), "", opener(raw), nil)
+			return err
+		},
+		"pull": func(raw []byte) error {
+			registry.put(t, "limited", raw)
+			_, err := pull(t.Context(), repo, describe(raw), 0)
+			return err
+		},
+	} {
+		begin := time.Now()
+		var all sync.WaitGroup
+		for _, raw := range blobs {
+			all.Go(func() {
+				if err := transfer(raw); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		all.Wait()
+		// Four of four megabytes per second, of which the first half may pass at once.
+		if took := time.Since(begin); took < 500*time.Millisecond || took > 10*time.Second {
+			t.Errorf("%s takes %s", name, took)
+		}
+	}
+}

@@ -84,9 +84,9 @@ func (r *registryReach) roundTrip(t *http.Transport, req *http.Request) (*http.R
 }
 
 // guard makes a transport refuse addresses that are nearer than the registry.
-func (r *registryReach) guard(t *http.Transport) *http.Transport {
+func (r *registryReach) guard(t *http.Transport, rate *Rate) *http.Transport {
 	dialer := &net.Dialer{Timeout: dialTimeout, ControlContext: r.control}
-	t.DialContext = dialWithGrace(dialer.DialContext)
+	t.DialContext = dialWithGrace(dialer.DialContext, rate)
 	return t
 }
 

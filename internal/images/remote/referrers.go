@@ -76,27 +76,54 @@ func (r *Repository) referrersIndex(ctx context.Context, subject digest.Digest) 
 	return index, nil
 }
 
-// addReferrer adds a manifest that has a subject to the index under the referrers tag.
-func (r *Repository) addReferrer(ctx context.Context, desc ocispec.Descriptor, raw []byte) error {
+// referrer is what a manifest says about its subject.
+type referrer struct {
+	ArtifactType string              `json:"artifactType"`
+	Config       ocispec.Descriptor  `json:"config"`
+	Subject      *ocispec.Descriptor `json:"subject"`
+	Annotations  map[string]string   `json:"annotations"`
+}
+
+// referrerOf parses a manifest. Its subject is nil if it has none; Docker's formats have none.
+func referrerOf(desc ocispec.Descriptor, raw []byte) (manifest referrer, err error) {
 	if !strings.HasPrefix(desc.MediaType, "application/vnd.oci.") {
-		return nil // Docker's formats have no subject
-	}
-	var manifest struct {
-		ArtifactType string              `json:"artifactType"`
-		Config       ocispec.Descriptor  `json:"config"`
-		Subject      *ocispec.Descriptor `json:"subject"`
-		Annotations  map[string]string   `json:"annotations"`
+		return manifest, nil
 	}
 	if err := json.Unmarshal(raw, &manifest); err != nil {
-		return fmt.Errorf("manifest %s: is not valid JSON: %w", desc.Digest, err)
+		return manifest, fmt.Errorf("manifest %s: is not valid JSON: %w", desc.Digest, err)
 	}
-	if manifest.Subject == nil {
+	if manifest.Subject != nil {
+		if err := oci.CheckDigest(manifest.Subject.Digest); err != nil {
+			return manifest, fmt.Errorf("manifest %s: its subject %q: %w", desc.Digest, manifest.Subject.Digest, err)
+		}
+	}
+	return manifest, nil
+}
+
+// EnsureReferrer makes a manifest of the repository a listed referrer of its subject, if it has one.
+func (r *Repository) EnsureReferrer(ctx context.Context, desc ocispec.Descriptor, raw []byte) error {
+	manifest, err := referrerOf(desc, raw)
+	if err != nil || manifest.Subject == nil {
+		return err
+	}
+	listed := false
+	err = r.Referrers(ctx, manifest.Subject.Digest, func(page []ocispec.Descriptor) error {
+		listed = listed || slices.ContainsFunc(page, func(d ocispec.Descriptor) bool { return d.Digest == desc.Digest })
 		return nil
+	})
+	if err != nil || listed {
+		return err
+	}
+	return r.PushManifest(ctx, desc, raw, "")
+}
+
+// addReferrer adds a manifest that has a subject to the index under the referrers tag.
+func (r *Repository) addReferrer(ctx context.Context, desc ocispec.Descriptor, raw []byte) error {
+	manifest, err := referrerOf(desc, raw)
+	if err != nil || manifest.Subject == nil {
+		return err
 	}
 	subject := manifest.Subject.Digest
-	if err := oci.CheckDigest(subject); err != nil {
-		return fmt.Errorf("manifest %s: its subject %q: %w", desc.Digest, subject, err)
-	}
 	desc = oci.Plain(desc)
 	desc.Annotations = manifest.Annotations
 	if desc.ArtifactType = manifest.ArtifactType; desc.ArtifactType == "" {

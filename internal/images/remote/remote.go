@@ -50,6 +50,8 @@ type Options struct {
 	Retries int
 	// MaxIdleConns is how many idle connections are kept open. 0 is 6.
 	MaxIdleConns int
+	// Rate limits the client's connections. Nil does not.
+	Rate *Rate
 	// AllowRedirects lets the registry redirect downloads to other hosts: of blobs, as registries do that keep them in
 	// S3 or behind a CDN, and of manifests, as registry.k8s.io does. The other host gets neither credential nor client
 	// certificate, is verified with the CAs of TLS, and must use HTTPS if the registry does.
@@ -76,8 +78,11 @@ const (
 	defaultIdleTimeout = time.Minute
 
 	// defaultResponseTimeout applies after the whole body was sent. A registry on S3 copies a large blob's parts
-	// before it responds, which takes minutes.
+	// before it responds: it gets this time and a second for each of storageBytesPerSecond bytes.
 	defaultResponseTimeout = 5 * time.Minute
+
+	// storageBytesPerSecond is what slow object storage copies.
+	storageBytesPerSecond = 10 << 20
 )
 
 // Registry is a client of one registry. It is safe for concurrent use.

@@ -40,31 +40,34 @@ func newHostRouter(host string, opts Options) *hostRouter {
 		host:           host,
 		allowRedirects: opts.AllowRedirects,
 		registry:       newTransport(opts, opts.DialContext, opts.TLS.Clone()),
-		others:         reach.guard(newTransport(opts, nil, othersTLS)),
+		others:         reach.guard(newTransport(opts, nil, othersTLS), opts.Rate),
 		reach:          reach,
 		servers:        tokenServers{paths: map[string]string{}, realms: map[string]*url.URL{}},
 	}
 }
 
 func newTransport(opts Options, dial dialFunc, config *tls.Config) *http.Transport {
+	bufferSize := writeBufferSize
+	if opts.Rate != nil { // progress is seen, and the idle timeout restarted, when a buffer is sent
+		bufferSize = min(bufferSize, opts.Rate.sent.Burst())
+	}
 	// HTTP/2 would send concurrent blobs over one connection, where they share a flow-control window.
 	var protocols http.Protocols
 	protocols.SetHTTP1(true)
 	t := &http.Transport{
-		Protocols:             &protocols,
-		TLSClientConfig:       config,
-		TLSHandshakeTimeout:   10 * time.Second, // as http.DefaultTransport
-		ResponseHeaderTimeout: opts.responseTimeout,
-		MaxIdleConnsPerHost:   opts.MaxIdleConns,
-		IdleConnTimeout:       90 * time.Second, // as http.DefaultTransport
-		WriteBufferSize:       writeBufferSize,
-		DisableCompression:    true, // digests and sizes are those of the stored content
+		Protocols:           &protocols,
+		TLSClientConfig:     config,
+		TLSHandshakeTimeout: dialTimeout,
+		MaxIdleConnsPerHost: opts.MaxIdleConns,
+		IdleConnTimeout:     90 * time.Second, // as http.DefaultTransport
+		WriteBufferSize:     bufferSize,
+		DisableCompression:  true, // digests and sizes are those of the stored content
 	}
 	if dial == nil {
 		t.Proxy = http.ProxyFromEnvironment
 		dial = (&net.Dialer{Timeout: dialTimeout}).DialContext
 	}
-	t.DialContext = dialWithGrace(dial)
+	t.DialContext = dialWithGrace(dial, opts.Rate)
 	return t
 }
 

@@ -222,7 +222,9 @@ func (u *upload) location(resp *http.Response) (*url.URL, error) {
 // put sends the blob from offset on and completes the upload.
 func (u *upload) put(ctx context.Context, location *url.URL, offset int64) error {
 	ctx = auth.AppendRepositoryScope(ctx, u.repo.remote.Reference, auth.ActionPull, auth.ActionPush)
-	timer := u.repo.registry.timeouts.start(ctx)
+	timeouts := u.repo.registry.timeouts
+	timeouts.response += time.Duration(u.desc.Size/storageBytesPerSecond) * time.Second
+	timer := timeouts.start(ctx)
 	defer timer.stop()
 	target := *location
 	if target.RawQuery != "" {

@@ -1,0 +1,357 @@
+package images
+
+import (
+	"bytes"
+	"errors"
+	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/opencontainers/go-digest"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+
+	"github.com/zarf-dev/zarf-registry/internal/images/blobstore"
+	"github.com/zarf-dev/zarf-registry/internal/images/remote"
+	"github.com/zarf-dev/zarf-registry/internal/oci"
+)
+
+// fiveImages returns five images, of which the third has a blob that it does not share.
+func fiveImages(t *testing.T, store *Store) (list []Image, bad ocispec.Descriptor) {
+	t.Helper()
+	for i, name := range []string{"a:1", "b:1", "c:1", "d:1", "e:1"} {
+		list = append(list, testImage(t, store, name, 300_000+i, "amd64"))
+	}
+	nodes := nodesOf(t, store, list[2].Descriptor)
+	return list, nodes[slices.IndexFunc(nodes, func(d ocispec.Descriptor) bool { return d.Size == 300_002 })]
+}
+
+// damage makes the registry lack a blob, and returns how to repair it.
+func (r *testRegistry) damage(d digest.Digest) (repair func()) {
+	r.setFront(func(w http.ResponseWriter, req *http.Request) bool {
+		if !strings.HasSuffix(req.URL.Path, "/blobs/"+d.String()) {
+			return false
+		}
+		w.WriteHeader(http.StatusNotFound)
+		return true
+	})
+	return func() { r.setFront(nil) }
+}
+
+func wantErrorAbout(t *testing.T, err error, image Image, d digest.Digest) {
+	t.Helper()
+	if err == nil || !strings.Contains(err.Error(), "library/"+image.Reference) && !strings.Contains(err.Error(),
+		"image "+image.Reference) || !strings.Contains(err.Error(), d.String()) || strings.Contains(err.Error(), "\n") {
+		t.Errorf("the error must be about %s only: %v", image.Reference, err)
+	}
+}
+
+// One of five images is incomplete in the registry: a pull completes the others, and after a repair all.
+func TestPullOfABadImage(t *testing.T) {
+	from := newOrigin(t)
+	store := &Store{}
+	list, bad := fiveImages(t, store)
+	refs := from.fill(t, store, list...)
+	others := slices.Concat(refs[:2], refs[3:])
+	repair := from.damage(bad.Digest)
+	path := filepath.Join(t.TempDir(), "a.tar")
+	write := func(path string, refs ...string) ([]Result, error) {
+		t.Helper()
+		archive, err := CreateArchive(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		results, err := Pull(t.Context(), from.resolve(t, nil, refs...), archive,
+			Options{ImageConcurrency: 5})
+		return results, errors.Join(err, archive.Write(t.Context()), archive.Close())
+	}
+	results, err := write(path, refs...)
+	wantErrorAbout(t, err, list[2], bad.Digest)
+	if len(results) != 4 {
+		t.Errorf("%d results", len(results))
+	}
+	intact := filepath.Join(t.TempDir(), "intact.tar")
+	if _, err := write(intact, others...); err != nil {
+		t.Fatal(err)
+	}
+	if !bytes.Equal(read(t, path), read(t, intact)) {
+		t.Error("the archive differs from one of the complete images")
+	}
+	dir := t.TempDir()
+	pull := func(opts Options) ([]Result, error) {
+		layout, err := OpenLayout(dir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer layout.Close()
+		return Pull(t.Context(), from.resolve(t, nil, refs...), layout, opts)
+	}
+	results, err = pull(Options{FailFast: true})
+	wantErrorAbout(t, err, list[2], bad.Digest)
+	if len(results) > 3 { // others were in transfer, and are canceled
+		t.Errorf("--fail-fast: %d images", len(results))
+	}
+	results, err = pull(Options{})
+	wantErrorAbout(t, err, list[2], bad.Digest)
+	if got := len(mustOpen(t, dir).Images()); len(results) != 4 || got != 4 {
+		t.Errorf("%d results, %d images in the layout", len(results), got)
+	}
+	repair()
+	if _, err := pull(Options{}); err != nil {
+		t.Error(err)
+	}
+	if _, err := write(path, refs...); err != nil {
+		t.Error(err)
+	}
+	for _, source := range []*Source{mustOpen(t, dir), mustOpen(t, path)} {
+		if got := len(source.Images()); got != 5 || source.Incomplete() != nil {
+			t.Errorf("%s has %d images, error %v", source.Kind(), got, source.Incomplete())
+		}
+	}
+}
+
+// A pull of which nothing is complete leaves the previous archive.
+func TestArchiveWithoutACompleteImage(t *testing.T) {
+	from := newOrigin(t)
+	store := &Store{}
+	list, bad := fiveImages(t, store)
+	refs := from.fill(t, store, list...)
+	from.damage(bad.Digest)
+	path := writeTemp(t, "a.tar", []byte("was here"))
+	archive, err := CreateArchive(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := CreateArchive(path); err == nil || !strings.Contains(err.Error(), "in use by another process") {
+		t.Errorf("two write it at once: %v", err)
+	}
+	if _, err := Pull(t.Context(), from.resolve(t, nil, refs[2]), archive, Options{}); err == nil {
+		t.Error("no error")
+	}
+	if err := archive.Write(t.Context()); err == nil || !strings.Contains(err.Error(), "no image is complete") {
+		t.Errorf("error: %v", err)
+	}
+	if err := archive.Close(); err != nil {
+		t.Error(err)
+	}
+	if files, err := os.ReadDir(filepath.Dir(path)); err != nil || len(files) != 1 || string(read(t, path)) != "was here" {
+		t.Errorf("next to the archive: %v, %v", files, err)
+	}
+}
+
+// One of five images is incomplete in the source: a push completes the others, and after a repair all.
+func TestPushOfABadImage(t *testing.T) {
+	store := &Store{}
+	list, bad := fiveImages(t, store)
+	var listed []ocispec.Descriptor
+	for _, image := range list {
+		listed = append(listed, annotated(image, containerdName(image.Reference)))
+	}
+	files := layoutFiles(t, store, listed...)
+	dir := writeLayout(t, files)
+	path := filepath.Join(dir, oci.BlobPath(bad.Digest))
+	to := newTestRegistry(t)
+	for name, damage := range map[string]func() error{
+		"missing":   func() error { return os.Remove(path) },
+		"truncated": func() error { return os.WriteFile(path, noise(1, 100), 0o600) },
+		"altered":   func() error { return os.WriteFile(path, noise(1, int(bad.Size)), 0o600) },
+	} {
+		if err := damage(); err != nil {
+			t.Fatal(err)
+		}
+		source := mustOpen(t, dir)
+		results, err := Push(t.Context(), mustItems(t, source, ""), to.client(t, nil), Options{Prefix: Prefix(name)})
+		wantErrorAbout(t, errors.Join(err, source.Incomplete()), list[2], bad.Digest)
+		if len(results) != 4 {
+			t.Errorf("%s: %d images were pushed", name, len(results))
+		}
+		for _, image := range slices.Concat(list[:2], list[3:]) {
+			image.Reference = name + "/library/" + image.Reference
+			to.get(t, strings.Replace(image.Reference, ":", "/manifests/", 1))
+		}
+	}
+	if err := os.WriteFile(path, fetchAll(t, store, bad), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if results := mustPush(t, mustItems(t, mustOpen(t, dir), ""), to.client(t, nil), Options{}); len(results) != 5 {
+		t.Errorf("%d images", len(results))
+	}
+}
+
+// If the registry is gone, each further image would be tried in vain.
+func TestPushStopsWithoutARegistry(t *testing.T) {
+	store := &Store{}
+	list, _ := fiveImages(t, store)
+	to := newTestRegistry(t)
+	gone := to.client(t, func(o *remote.Options) { o.Host, o.Retries = "127.0.0.1:1", -1 })
+	_, err := Push(t.Context(), Items(store, list...), gone, Options{})
+	if err == nil || strings.Count(err.Error(), "pushing image") != 1 {
+		t.Errorf("error: %v", err)
+	}
+}
+
+// Registries may accept an index whose manifests they do not all have.
+func TestSparseIndex(t *testing.T) {
+	from := newOrigin(t)
+	store := &Store{}
+	image := testImage(t, store, "multi:1", 5000, "amd64", "arm64", "riscv64")
+	refs := from.fill(t, store, image)
+	missing := decode[ocispec.Index](t, store, image.Descriptor).Manifests[1].Digest
+	from.setFront(func(w http.ResponseWriter, r *http.Request) bool {
+		whole := strings.HasSuffix(r.URL.Path, "/multi/manifests/1") && r.Method == http.MethodHead
+		if whole || strings.HasSuffix(r.URL.Path, missing.String()) {
+			w.WriteHeader(http.StatusNotFound)
+			return true
+		}
+		return false
+	})
+	if items, err := Resolve(t.Context(), refs, from.options); err == nil {
+		t.Errorf("without Sparse: %+v", items)
+	}
+	items := from.resolve(t, func(o *ResolveOptions) { o.Sparse = true }, refs...)
+	if omitted := items[0].Omitted; len(omitted) != 1 || omitted[0].Architecture != "arm64" {
+		t.Errorf("omitted are %+v", omitted)
+	}
+	for _, source := range pullBoth(t, items) {
+		var index ocispec.Index
+		if err := source.readJSON(ocispec.ImageIndexFile, &index); err != nil {
+			t.Fatal(err)
+		}
+		if len(index.Manifests) != 1 || index.Manifests[0].Digest != image.Descriptor.Digest {
+			t.Errorf("the %s lists %+v", source.Kind(), index.Manifests)
+		}
+		// It is pushed without the platform, because most registries reject sparse indexes.
+		if list := source.Images(); len(list) != 1 || len(list[0].Omitted) != 1 {
+			t.Errorf("the %s has %+v", source.Kind(), list)
+		}
+	}
+}
+
+// A push that was interrupted between a signature and its entry in the list of referrers completes it.
+func TestRepeatedPushListsReferrers(t *testing.T) {
+	store := &Store{}
+	image := testImage(t, store, "signed:1", 1000, "amd64")
+	root := decode[ocispec.Index](t, store, image.Descriptor).Manifests[0]
+	root.Platform = nil
+	signature := artifact(t, store, "", ocispec.MediaTypeImageManifest, "application/vnd.example.note", "text/plain",
+		&image.Descriptor, []byte("signature"))
+	ofManifest := artifact(t, store, "signed:note", ocispec.MediaTypeImageManifest, "application/vnd.example.note",
+		"text/plain", &root, []byte("tagged"))
+	signature.Reference = "signed@" + signature.Descriptor.Digest.String()
+	to := newTestRegistry(t) // distribution has no referrers API
+	to.setFront(func(w http.ResponseWriter, r *http.Request) bool {
+		if r.Method == http.MethodPut && strings.Contains(r.URL.Path, "/manifests/sha256-") {
+			w.WriteHeader(http.StatusForbidden)
+			return true
+		}
+		return false
+	})
+	items := Items(store, image, signature, ofManifest)
+	if _, err := Push(t.Context(), items, to.client(t, nil), Options{}); err == nil {
+		t.Fatal("no error")
+	}
+	to.setFront(nil)
+	client := to.client(t, nil)
+	mustPush(t, items, client, Options{})
+	repository, err := client.Repository("library/signed")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for subject, want := range map[digest.Digest]digest.Digest{
+		image.Descriptor.Digest: signature.Descriptor.Digest, root.Digest: ofManifest.Descriptor.Digest} {
+		var listed []digest.Digest
+		err := repository.Referrers(t.Context(), subject, func(page []ocispec.Descriptor) error {
+			for _, d := range page {
+				listed = append(listed, d.Digest)
+			}
+			return nil
+		})
+		if err != nil || !slices.Equal(listed, []digest.Digest{want}) {
+			t.Errorf("the referrers of %s are %v, want %s (%v)", subject, listed, want, err)
+		}
+	}
+	to.count("")
+	mustPush(t, items, client, Options{})
+	if n := to.count("PUT"); n != 0 {
+		t.Errorf("the third push writes %d times", n)
+	}
+}
+
+// Copies and archives need no more of the local store than manifests and configurations.
+func TestTransfersWithoutLocalSpace(t *testing.T) {
+	from := newOrigin(t)
+	store := &Store{}
+	list, _ := fiveImages(t, store)
+	refs := from.fill(t, store, list...)
+	cache, err := blobstore.Open(t.TempDir(), blobstore.Options{Cache: true, MaxSize: 100_000})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer cache.Close()
+	for name, change := range map[string]func(*ResolveOptions){
+		"without keeping blobs": func(o *ResolveOptions) { o.Keep = false },
+		"with a small store":    func(o *ResolveOptions) { o.Store, o.Keep = cache, true },
+	} {
+		items := from.resolve(t, change, refs...)
+		to := newTestRegistry(t)
+		from.count("")
+		for _, r := range mustPush(t, items, to.client(t, nil), Options{}) {
+			if r.BytesReceived < 300_000 || r.BytesSent < 300_000 {
+				t.Errorf("%s: %+v", name, r)
+			}
+		}
+		if n := from.count("GET /v2/library/a/blobs/"); n > 3 {
+			t.Errorf("%s: %d reads of the blobs of an image", name, n)
+		}
+		for _, image := range list {
+			to.checkWhole(t, store, image)
+		}
+		pullBoth(t, items)
+		for _, dir := range []string{from.store.Dir(), cache.Dir()} {
+			var sum int64
+			for _, path := range glob(t, filepath.Join(dir, "blobs", "sha256", "*")) {
+				info, err := os.Stat(path)
+				if err != nil {
+					t.Fatal(err)
+				}
+				sum += info.Size()
+			}
+			if sum > 100_000 {
+				t.Errorf("%s: the store has %d bytes", name, sum)
+			}
+		}
+	}
+}
+
+func glob(t *testing.T, pattern string) []string {
+	t.Helper()
+	names, err := filepath.Glob(pattern)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return names
+}
+
+// An upload that resumes does not read again what has arrived.
+func TestStreamedUploadResumes(t *testing.T) {
+	from := newOrigin(t)
+	store := &Store{}
+	image := testImage(t, store, "large:1", 4<<20, "amd64")
+	refs := from.fill(t, store, image)
+	items := from.resolve(t, nil, refs...)
+	r := &remoteReader{ctx: t.Context(), from: items[0].Content.(*remoteContent), desc: nodesOf(t, store,
+		image.Descriptor)[2]}
+	defer r.Close()
+	want := fetchAll(t, store, r.desc)
+	buffer := make([]byte, 1000)
+	for _, at := range []int64{0, 1000, 3 << 20, 500, r.desc.Size - 1000} {
+		if _, err := r.Seek(at, 0); err != nil {
+			t.Fatal(err)
+		}
+		if n, err := r.Read(buffer); err != nil || !bytes.Equal(buffer[:n], want[at:at+int64(n)]) {
+			t.Errorf("at %d: %d bytes, %v", at, n, err)
+		}
+	}
+}

@@ -1,0 +1,41 @@
+package images
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/zarf-dev/zarf-registry/internal/api/space"
+)
+
+// reservePiece is how many bytes are reserved between checks of the context. Some file systems write zeros.
+const reservePiece = 256 << 20
+
+// reserve allocates the disk space of a file of size bytes, if its file system can, so that a full disk is known before
+// anything is transferred.
+func reserve(ctx context.Context, f *os.File, size int64) error {
+	for at := int64(0); at < size; at += reservePiece {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		err := unix.EINTR
+		for errors.Is(err, unix.EINTR) {
+			err, _ = unix.Fallocate(int(f.Fd()), 0, at, min(reservePiece, size-at)).(unix.Errno)
+		}
+		switch {
+		case errors.Is(err, unix.ENOSPC), errors.Is(err, unix.EDQUOT), errors.Is(err, unix.EFBIG):
+			var stat unix.Statfs_t
+			_ = f.Truncate(0)
+			_ = unix.Fstatfs(int(f.Fd()), &stat)
+			return fmt.Errorf("it needs %s, and %s has %s of free space: %w", space.FormatBytes(size), filepath.Dir(f.Name()),
+				space.FormatBytes(int64(stat.Bavail)*stat.Bsize), err)
+		case err != 0:
+			return nil // not supported
+		}
+	}
+	return nil
+}
