@@ -89,7 +89,10 @@ would fail in the same way.`,
 }
 
 func (f *hookFlags) certsRotate() *cobra.Command {
-	var ca bool
+	var (
+		ca      bool
+		exclude []string
+	)
 	cmd := &cobra.Command{
 		Use:   "rotate",
 		Short: "Replace all certificates now, with --ca also the CA",
@@ -107,14 +110,19 @@ run certs renew. With an issuer of yours, it refuses --ca.
 Exit codes: 0 on success, 1 on failure or timeout (certs renew continues), 3 if a retry would
 fail in the same way.`,
 		Example: `  zarf-registry certs rotate
-  zarf-registry certs rotate --ca --timeout 15m`,
+  zarf-registry certs rotate --ca --timeout 15m
+  zarf-registry certs rotate --ca --exclude-node worker-7`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return f.run(cmd, func(h *hook.Hook, ctx context.Context) error { return h.Certs().Rotate(ctx, ca) })
+			return f.run(cmd, func(h *hook.Hook, ctx context.Context) error {
+				return h.Certs().Rotate(ctx, ca, exclude...)
+			})
 		},
 	}
 	f.target(cmd.Flags())
 	cmd.Flags().BoolVar(&ca, "ca", false, "also replace the CA")
+	cmd.Flags().StringSliceVar(&exclude, "exclude-node", nil, "do not wait for the pods of this `NODE`, such as a "+
+		"compromised one (repeatable)")
 	return cmd
 }
 

@@ -443,10 +443,31 @@ func TestPodsThatCannotBeQueriedAreSkippedBeforeExpiry(t *testing.T) {
 		b.asTheCronJobDoes()
 		b.mute = map[string]error{"proxy-n2": errors.New("i/o timeout")}
 		b.checkSkippedBeforeExpiry("pod zarf/proxy-n2 on node n2: cannot query what it has loaded: i/o timeout",
-			"no longer waiting for pods that cannot be queried")
+			"no longer waiting for these pods")
 		clear(b.mute)
 		b.must(b.renew())
 		b.checkConverged()
+	})
+}
+
+// Nor may a node that reports again and again that it has loaded nothing. It is excluded to end the rotation.
+//
+// Claim: A node that lies stops no renewal, and no CA rotation that excludes it.
+func TestNodesThatLieStopNoRotation(t *testing.T) {
+	simulate(t, func(t *testing.T) {
+		b := installed(t)
+		b.unwatched = true
+		b.deaf = map[string]bool{"proxy-n2": true}
+		b.hook.Timeout = 10 * time.Minute
+		b.checkSkippedBeforeExpiry("pod zarf/proxy-n2 on node n2: it ", "no longer waiting for these pods")
+		b.mustFail(b.hook.Certs().Rotate(t.Context(), true, "n9"), true, "node n9 not found")
+		b.must(b.hook.Certs().Rotate(t.Context(), true, "n2"))
+		if r := b.state().Rotation; r != nil {
+			t.Errorf("the rotation has not ended: %+v", r)
+		}
+		if trust := filesOf(b.get("secrets", "zarf-registry-node-tls")).trust; bytes.Count(trust, []byte("BEGIN")) != 1 {
+			t.Errorf("more than one CA is trusted:\n%s", trust)
+		}
 	})
 }
 
@@ -549,7 +570,7 @@ func TestPodsThatServeNoClientDoNotBlockRotation(t *testing.T) {
 	}{
 		"on a node that is down": {func(b *bench) {
 			b.update("nodes", node("n2", notReady))
-		}, "a pod on a node that is not ready does not block the rotation"},
+		}, "a pod on a node that is not ready, or excluded, does not block the rotation"},
 		"neither ready nor reachable": {func(b *bench) {
 			b.change("proxy-n2", func(p *corev1.Pod) { p.Status.Conditions = nil })
 			b.mute = map[string]error{"proxy-n2": errors.New("connection refused")}

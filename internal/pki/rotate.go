@@ -46,6 +46,9 @@ type Position struct {
 	// Urgent means that a leaf that is due is about to expire. Pods that cannot be queried then block its
 	// replacement no longer: otherwise no node could pull.
 	Urgent bool
+	// Overdue means that, besides, all pods had much longer than a kubelet takes. Then those that do not report
+	// what was written block it no longer either: a compromised node may report anything.
+	Overdue bool
 }
 
 // Held is the content of a Secret.
@@ -153,9 +156,9 @@ func (p Position) reissue(due []string, trust Bundle) Step {
 	if p.Urgent {
 		known := p
 		known.Loaded = slices.DeleteFunc(slices.Clone(p.Loaded), func(l Loaded) bool { return l.Problem != "" })
-		if len(known.waiting(p.lacksTrust)) == 0 {
+		if p.Overdue || len(known.waiting(p.lacksTrust)) == 0 {
 			return Step{Action: Reissue, Trust: trust, Roles: due, Waiting: waiting,
-				Why: "a certificate is about to expire, and all pods that can be queried trust the desired CAs"}
+				Why: "a certificate is about to expire, and the other pods trust the desired CAs"}
 		}
 	}
 	first := slices.DeleteFunc(slices.Clone(due), func(role string) bool { return p.Held[role].Leaf != nil })

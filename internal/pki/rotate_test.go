@@ -156,6 +156,12 @@ func TestNext(t *testing.T) {
 			action: pki.Wait, waiting: []string{"proxy-a: it does not trust", "proxy-b: it does not trust",
 				"proxy-c: it does not answer"},
 		},
+		"2: until they had much longer than a kubelet takes": {
+			at: pki.Position{Want: is, Held: overlap, Due: all, Observed: true, Urgent: true, Overdue: true,
+				Loaded: append(pods(overlap, began), silent)},
+			action: pki.Reissue, trust: both, roles: all, waiting: []string{"proxy-a: it does not trust",
+				"proxy-b: it does not trust", "proxy-c: it does not answer"},
+		},
 		"2: leaves follow when all pods trust the new authority": {
 			at:     pki.Position{Want: is, Held: overlap, Due: all, Observed: true, Loaded: pods(overlap, overlap)},
 			action: pki.Reissue, trust: both, roles: all,

@@ -84,18 +84,41 @@ func (c *command) copyCredential(ctx context.Context) (string, error) {
 }
 
 // Rotate replaces all certificates, whether due or not. If ca is set, it replaces the CA as well.
-// It returns when every pod has loaded the new certificates.
-func (m *Manager) Rotate(ctx context.Context, ca bool) error {
+// It returns when every pod has loaded the new certificates, except those on excluded nodes.
+func (m *Manager) Rotate(ctx context.Context, ca bool, exclude ...string) error {
 	c := &command{Manager: m}
 	r := &rotation{observed: true}
 	return m.run(ctx, "rotate", []steps.Step{
 		{Name: "read the saved state", Run: c.readState, Why: "it says where certificates come from"},
+		{Name: "exclude nodes", Why: "a compromised node may report anything",
+			Run: func(ctx context.Context) (string, error) { return m.exclude(ctx, exclude) }},
 		{Name: "request new certificates", Why: "they are replaced even if they are not due",
 			Run: c.unlessExternal(func(ctx context.Context) (string, error) { return c.request(ctx, r, ca) })},
 		{Name: "replace the certificates", Why: "all pods must trust a certificate before it is presented",
 			Run: c.unlessExternal(func(ctx context.Context) (string, error) { return c.rotate(ctx, r) })},
 		{Name: "delete what other PKI modes left", Run: c.deleteUnneeded, Why: "nothing trusts it any more"},
 	})
+}
+
+// exclude makes the rotation wait for no pod of these nodes.
+func (m *Manager) exclude(ctx context.Context, nodes []string) (string, error) {
+	if len(nodes) == 0 {
+		return "none", nil
+	}
+	known, err := m.NodesReady(ctx)
+	if err != nil {
+		return "", release.RefuseForbidden(err)
+	}
+	for _, name := range nodes {
+		if _, ok := known[name]; !ok {
+			return "", exitcode.Refuse("node %s not found: leave out --exclude-node for it, since no rotation waits for its "+
+				"pods", name)
+		}
+	}
+	for _, name := range nodes {
+		m.Excuse(name, "--exclude-node")
+	}
+	return release.ListNodes(nodes), nil
 }
 
 // Credential names a pair of user name and password.

@@ -26,6 +26,8 @@ const (
 	// maxWrites limits the writing rounds of one run. A CA rotation takes four, and several rotations
 	// can follow each other. More rounds mean an endless loop.
 	maxWrites = 50
+	// overdue is how long pods may take to load what a rotation wrote. Kubelets take up to 90 s.
+	overdue = 10 * time.Minute
 )
 
 var errOtherSettings = errors.New("an upgrade has changed the PKI settings")
@@ -199,6 +201,8 @@ func (r *rotation) read(ctx context.Context) (s *snapshot, err error) {
 	s.position = r.position(s.held)
 	s.position.Settled = (s.saved == nil || s.saved.Rotation == nil) && !r.observed
 	s.position.Urgent = nearExpiry(s.held, s.position.Due, r.Now())
+	s.position.Overdue = s.position.Urgent && s.saved != nil && s.saved.Rotation != nil &&
+		r.Now().Sub(s.saved.Rotation.Since) > overdue
 	return s, nil
 }
 
@@ -237,8 +241,8 @@ func (r *rotation) take(ctx context.Context, s *snapshot, next pki.Step) (outcom
 		return wrote, nil, r.writeTrust(ctx, s.held, next)
 	case pki.Reissue:
 		if len(next.Waiting) > 0 {
-			r.once("no longer waiting for pods that cannot be queried: the certificates are about to expire, and then no node "+
-				"could pull", "missing", release.List(next.Waiting))
+			r.once("no longer waiting for these pods: the certificates are about to expire, and then no node could pull",
+				"missing", release.List(next.Waiting))
 		}
 		if !s.position.Settled {
 			if err := r.recordPhase(ctx, s.stateSecret, s.saved, state.RotationReissue, s.held); err != nil {

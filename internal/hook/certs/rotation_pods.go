@@ -35,7 +35,7 @@ type peer struct {
 func (p peer) key() string { return p.pod.Name + " " + string(p.pod.UID) }
 
 // peers lists the pods on ready nodes that mount the Secrets. Pods on other nodes are only logged:
-// they serve nobody, and load everything when their node is back.
+// they serve nobody, and load everything when their node is back. So are those on excluded nodes.
 func (r *rotation) peers(ctx context.Context, held []heldLeaf) ([]peer, error) {
 	var out []peer
 	for _, h := range held {
@@ -43,7 +43,8 @@ func (r *rotation) peers(ctx context.Context, held []heldLeaf) ([]peer, error) {
 			continue
 		}
 		pods, err := r.RunningPods(ctx, &r.nodes, components[h.role()], func(pod *corev1.Pod) {
-			r.once("a pod on a node that is not ready does not block the rotation", "pod", pod.Name, "node", pod.Spec.NodeName)
+			r.once("a pod on a node that is not ready, or excluded, does not block the rotation", "pod", pod.Name,
+				"node", pod.Spec.NodeName)
 		})
 		if err != nil {
 			return nil, err
