@@ -36,14 +36,31 @@ func TestHealerByVersion(t *testing.T) {
 			if got := len(healers(out)) == 1; got != c.healer {
 				t.Errorf("the healer is rendered: %t", got)
 			}
-			if got := len(all[*admissionv1.ValidatingAdmissionPolicy](out)) > 0; got != c.policy {
-				t.Errorf("the policy is rendered: %t", got)
-			}
-			if got := len(all[*admissionv1.ValidatingAdmissionPolicyBinding](out)) > 0; got != c.policy {
-				t.Errorf("the binding is rendered: %t", got)
+			got := slices.ContainsFunc(all[*admissionv1.ValidatingAdmissionPolicyBinding](out),
+				func(b *admissionv1.ValidatingAdmissionPolicyBinding) bool {
+					return strings.HasSuffix(b.Name, "-healer")
+				})
+			if got != c.policy || c.policy && policyOf(t, out, "-healer") == nil {
+				t.Errorf("the policy is bound: %t", got)
 			}
 		})
 	}
+}
+
+// policyOf returns the policy with that suffix of its name, which a binding enforces.
+func policyOf(t testing.TB, out *output, suffix string) *admissionv1.ValidatingAdmissionPolicy {
+	t.Helper()
+	deny := []admissionv1.ValidationAction{admissionv1.Deny}
+	for _, policy := range all[*admissionv1.ValidatingAdmissionPolicy](out) {
+		for _, b := range all[*admissionv1.ValidatingAdmissionPolicyBinding](out) {
+			if strings.HasSuffix(policy.Name, suffix) && b.Spec.PolicyName == policy.Name &&
+				slices.Equal(b.Spec.ValidationActions, deny) && *policy.Spec.FailurePolicy == admissionv1.Fail {
+				return policy
+			}
+		}
+	}
+	t.Fatalf("no policy *%s is enforced", suffix)
+	return nil
 }
 
 // The healer may delete pods only where it continues rollouts. A policy permits proxies of the release only.

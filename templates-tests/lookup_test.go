@@ -260,6 +260,77 @@ func TestJobsRunOnNodesWithTheirImage(t *testing.T) {
 	}
 }
 
+// A compromised node reports any images and resources, which outweigh every preference of the scheduler.
+// TestHostileImage shows it on a cluster.
+//
+// Claim: Where a control-plane node can run them, other nodes do not get the Jobs, whatever they report.
+func TestJobsRequireControlPlaneNodesThatCanRunThem(t *testing.T) {
+	t.Parallel()
+	const role = "node-role.kubernetes.io/control-plane"
+	control := func(change func(*corev1.Node), images ...string) *corev1.Node {
+		n := node("c", "amd64", images...)
+		n.Labels = map[string]string{role: "", "kubernetes.io/arch": "amd64", "disk": "fast"}
+		n.Spec.Taints = []corev1.Taint{{Key: role, Effect: corev1.TaintEffectNoSchedule}}
+		if change != nil {
+			change(n)
+		}
+		return n
+	}
+	worker, idle, alone := node("w", "amd64", hookImage), node("w", "amd64"), []runtime.Object{control(nil)}
+	down := func(n *corev1.Node) { n.Status.Conditions[0].Status = corev1.ConditionFalse }
+	tolerates := func(toleration string) []string { return []string{"initHook.tolerations=[" + toleration + "]"} }
+	pushed := remembers(ready(settings(state.ModeProxy, state.IPv4), func(s *state.State) {
+		s.HookImage = &state.HookImage{Reference: "zarf-registry/init-hook:0.1.0", Architecture: "amd64"}
+	}))
+	for name, test := range map[string]struct {
+		objects []runtime.Object
+		values  []string
+		want    bool
+	}{
+		"one has the image":     {[]runtime.Object{control(nil, hookImage), worker}, nil, true},
+		"a worker only has it":  {[]runtime.Object{control(nil), worker}, nil, false},
+		"no node has it":        {[]runtime.Object{control(nil), idle}, nil, true},
+		"it is in the registry": {[]runtime.Object{control(nil), idle, pushed}, nil, true},
+		"of another architecture": {[]runtime.Object{control(func(n *corev1.Node) { n.Labels["kubernetes.io/arch"] = "arm64" }),
+			pushed}, nil, false},
+		"without a proxy":                   {[]runtime.Object{control(nil), pushed}, []string{"proxy.nodeSelector={disk: slow}"}, false},
+		"with one":                          {[]runtime.Object{control(nil), pushed}, []string{"proxy.nodeSelector={disk: fast}"}, true},
+		"it is down":                        {[]runtime.Object{control(down, hookImage), worker}, nil, false},
+		"a managed control plane":           {[]runtime.Object{worker}, nil, false},
+		"no cluster is seen":                {nil, nil, false},
+		"the user chose nodes":              {alone, []string{"initHook.nodeSelector={disk: fast}"}, false},
+		"its taint is not tolerated":        {alone, tolerates(""), false},
+		"another taint is tolerated":        {alone, tolerates("{key: a, operator: Exists}"), false},
+		"another effect is tolerated":       {alone, tolerates("{operator: Exists, effect: NoExecute}"), false},
+		"its taint is tolerated by its key": {alone, tolerates("{key: " + role + "}"), true},
+		"another value is tolerated":        {alone, tolerates("{key: " + role + ", value: a}"), false},
+		"a preference needs no toleration": {[]runtime.Object{control(func(n *corev1.Node) {
+			n.Spec.Taints[0].Effect = corev1.TaintEffectPreferNoSchedule
+		})}, tolerates(""), true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := rendering{values: proxyMode(t, test.values...)}
+			if test.objects != nil {
+				r.cluster = newCluster(append(test.objects, kubernetes(corev1.IPv4Protocol))...)
+			}
+			jobs := all[*batchv1.Job](r.render(t))
+			for _, job := range jobs {
+				got := false
+				if r := job.Spec.Template.Spec.Affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution; r != nil {
+					got = len(r.NodeSelectorTerms) == 1 && len(r.NodeSelectorTerms[0].MatchExpressions) == 1 &&
+						r.NodeSelectorTerms[0].MatchExpressions[0].Key == role
+				}
+				if got != test.want {
+					t.Errorf("%s requires a control-plane node: %t", job.Name, got)
+				}
+			}
+			if len(jobs) < 4 {
+				t.Errorf("%d Jobs", len(jobs))
+			}
+		})
+	}
+}
+
 // preferredNodes returns the nodes that an affinity prefers and avoids by name, and how much it prefers control-plane nodes.
 func preferredNodes(affinity *corev1.Affinity) (nodes, avoided []string, controlPlane int32) {
 	for _, term := range affinity.NodeAffinity.PreferredDuringSchedulingIgnoredDuringExecution {

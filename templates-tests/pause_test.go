@@ -3,12 +3,12 @@ package templates
 import (
 	"context"
 	"encoding/json"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-	admissionregv1 "k8s.io/api/admissionregistration/v1"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/version"
@@ -89,20 +89,16 @@ func TestPauseImages(t *testing.T) {
 			k8sPause + "@" + pause39, "state", "digest", false,
 		},
 		"the recorded one, when no node can be seen": {
-			[]runtime.Object{recorded("a.example/x@"+unofficial, state.PauseName)}, nil, "a.example/x@" + unofficial, "state",
+			[]runtime.Object{recorded(k8sPause+"@"+unofficial, state.PauseName)}, nil, k8sPause + "@" + unofficial, "state",
 			"name", false,
 		},
-		"a recorded one of the values stays, and may be pulled": {
-			[]runtime.Object{recorded("a.example/x:1", state.PauseValue), named("a", k8sPause+"@"+pause310)}, nil,
-			"a.example/x:1", "state", "value", true,
+		"a recorded one of the values stays if a rule trusts it, and may be pulled": {
+			[]runtime.Object{recorded("a.example/x@"+pause39, state.PauseValue), named("a", k8sPause+"@"+pause310)}, nil,
+			"a.example/x@" + pause39, "state", "value", true,
 		},
 		"a recorded name of a registry that is now served": {
 			[]runtime.Object{recorded(k8sPause+":3.9", state.PauseName), named("a", k8sPause+"@"+pause310)},
 			[]string{"nodeConfig.mirrors=[registry.k8s.io]"}, k8sPause + "@" + pause310, "cluster", "digest", false,
-		},
-		"a recorded digest of a registry that is now served": {
-			[]runtime.Object{recorded(k8sPause+"@"+unofficial, state.PauseName), named("a", k8sPause+"@"+pause310)},
-			[]string{"nodeConfig.mirrors=[registry.k8s.io]"}, k8sPause + "@" + unofficial, "state", "name", false,
 		},
 		"the values": {
 			[]runtime.Object{recorded(k8sPause+"@"+pause39, state.PauseDigest), named("a", k8sPause+"@"+pause39)},
@@ -228,6 +224,35 @@ func TestPauseImagesHaveOneRule(t *testing.T) {
 	}
 }
 
+// The token of the certificates CronJob permits writing the state.
+//
+// Claim: Whatever the state records, programs are injected only into images that a rule trusts.
+func TestRecordedImagesMustBeTrusted(t *testing.T) {
+	untrusted := append(slices.Clone(hostile), "evil/x:1", "LOCALHOST:31999/pause@"+pause3101)
+	served := regexp.MustCompile(decided(rendering{values: proxyMode(t)}.render(t)).Injector.PauseRules.Own)
+	for _, image := range untrusted {
+		for _, reason := range []state.PauseReason{state.PauseValue, state.PauseDigest} {
+			cluster := newCluster(recorded(image, reason), node("a", "amd64", image), kubernetes(corev1.IPv4Protocol))
+			// The chart chooses anew only in place of a name that this registry serves, which a change of values may cause.
+			out, err := rendering{values: proxyMode(t), cluster: cluster, upgrade: true}.try(t)
+			if err == nil && (!served.MatchString(image) || strings.Contains(out.text(), image)) ||
+				err != nil && !strings.Contains(err.Error(), "zarf-registry: injector.image: Secret zarf/zarf-registry-state") {
+				t.Errorf("%s: %v", image, err)
+			}
+			out = rendering{values: proxyMode(t, "injector.image="+defaultPause), cluster: cluster, upgrade: true}.render(t)
+			if strings.Contains(out.text(), image+`"`) {
+				t.Errorf("with injector.image, an object still has %s", image)
+			}
+		}
+	}
+	// By a mirror of one's own, pulls by name reach what users push here.
+	mirrored := newCluster(recorded(k8sPause+"@"+unofficial, state.PauseName))
+	values := proxyMode(t, "nodeConfig.mirrors=[registry.k8s.io]")
+	if _, err := (rendering{values: values, cluster: mirrored, upgrade: true}).try(t); err == nil {
+		t.Error("a digest in a repository that this registry serves is trusted")
+	}
+}
+
 // A name is only as good as the registry behind it.
 func TestServedRegistriesAreNotTrustedByName(t *testing.T) {
 	const k8s, hub = "registry.k8s.io/pause:3.9", "docker.io/rancher/mirrored-pause:3.6"
@@ -303,7 +328,7 @@ func installed(out *output) map[string]any {
 // compileHealer compiles the policy that limits the healer.
 func compileHealer(t testing.TB, out *output) *rewriter {
 	t.Helper()
-	policy := all[*admissionregv1.ValidatingAdmissionPolicy](out)[0]
+	policy := policyOf(t, out, "-healer")
 	options := plugincel.OptionalVariableDeclarations{}
 	// What Kubernetes 1.30, the first version with such policies, accepts in new objects.
 	p, err := compileReferences(version.MajorMinor(1, 29), policy.Spec.Variables, nil, options)

@@ -12,6 +12,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"sigs.k8s.io/yaml"
+
+	"github.com/zarf-dev/zarf-registry/internal/release"
 )
 
 const policyDir = "../docs/reference/policies/validating-admission-policy"
@@ -55,6 +57,48 @@ func policyObjects(t *testing.T, file string) []runtime.Object {
 		found = append(found, o.typed)
 	}
 	return found
+}
+
+// A node may create no pod that a Service of the release would select: mirror pods of static pods can have any labels.
+// TestHostileImage shows it on a cluster.
+func TestNodesCreateNoPodsOfTheRelease(t *testing.T) {
+	t.Parallel()
+	for set, services := range map[string]int{"cache.replicas=1": 2, exposedService: 2, "registryProxy=false": 1} {
+		out := rendering{values: proxyMode(t, set)}.render(t)
+		policy := policyOf(t, out, "-static-pods")
+		match := policy.Spec.MatchConstraints
+		rule := match.ResourceRules[0].RuleWithOperations
+		// Every kubelet updates the status of pods.
+		if len(match.ResourceRules) != 1 || !slices.Equal(rule.Operations, []admissionv1.OperationType{admissionv1.Create}) ||
+			!slices.Equal(rule.Resources, []string{"pods"}) {
+			t.Errorf("%s: the policy concerns %+v", set, match.ResourceRules)
+		}
+		if diff := cmp.Diff(map[string]string{"kubernetes.io/metadata.name": "zarf"}, match.NamespaceSelector.MatchLabels); diff != "" {
+			t.Errorf("%s: namespaces: %s", set, diff)
+		}
+		own := match.ObjectSelector.MatchLabels
+		selectors := []map[string]string{new(release.Release).PortService(false).Spec.Selector}
+		selectors[0]["app.kubernetes.io/instance"] = "zarf-registry"
+		for _, s := range all[*corev1.Service](out) {
+			selectors = append(selectors, s.Spec.Selector)
+		}
+		if len(selectors) != services+1 || len(own) != 1 {
+			t.Errorf("%s: %d Services, the policy selects %v", set, len(selectors), own)
+		}
+		for _, selector := range selectors {
+			if selector["app.kubernetes.io/instance"] != own["app.kubernetes.io/instance"] {
+				t.Errorf("%s: a Service selects %v, the policy %v", set, selector, own)
+			}
+		}
+	}
+	for _, set := range []string{"refuseStaticPods=false", "registryProxy=null, registryURL=registry.example.com"} {
+		out := rendering{values: proxyMode(t, strings.Split(set, ", ")...)}.render(t)
+		for _, policy := range all[*admissionv1.ValidatingAdmissionPolicy](out) {
+			if strings.HasSuffix(policy.Name, "-static-pods") {
+				t.Errorf("%s: %s is rendered", set, policy.Name)
+			}
+		}
+	}
 }
 
 // The policy that protects the payload names the hook's ServiceAccount, and covers every ConfigMap that

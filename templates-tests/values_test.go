@@ -287,6 +287,12 @@ var refusals = []struct {
 	{"nodeConfig.containerd.hosts", []string{
 		"nodeConfig.containerd.hosts={a.example: b}", "nodeConfig.runtimes=[crio]",
 	}},
+	{"nodeConfig.containerd.hosts", []string{
+		"registryProxy=false", `nodeConfig.containerd.hosts={quay.io: '[host."http://127.0.0.1:31999"]'}`,
+	}},
+	{"nodeConfig.k3s.registries", []string{
+		"registryProxy=false", "nodeConfig.k3s.registries='mirrors: {quay.io: {endpoint: [\"http://localhost:31999\"]}}'",
+	}},
 	{"nodeConfig.crio.insecure", []string{"registryProxy=null", external, "nodeConfig.crio.insecure=true"}},
 	{"nodeConfig.crio.ca", []string{"registryProxy=false", "nodeConfig.crio.ca=true"}},
 	{"nodeConfig.crio.ca", []string{"registryProxy=null", external, "nodeConfig.crio.ca=true"}},

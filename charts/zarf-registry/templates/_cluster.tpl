@@ -325,6 +325,36 @@ initHook.nodeSelector selects). */ -}}
 {{- end -}}
 {{- end -}}
 
+{{- /* "true" if a ready control-plane node can run a pod. Takes a list: root, names (of the nodes that count; empty: all),
+node selector, tolerations. */ -}}
+{{- define "zarf-registry.cluster.controlPlane" -}}
+{{- $names := index . 1 -}}
+{{- $selector := index . 2 -}}
+{{- $tolerations := index . 3 -}}
+{{- $found := "" -}}
+{{- include "zarf-registry.cluster.loadNodes" (first .) -}}
+{{- range $name, $node := (first .).zr.cluster.nodes -}}
+{{- $labels := default dict $node.metadata.labels -}}
+{{- $can := and (hasKey $labels "node-role.kubernetes.io/control-plane") (or (empty $names) (has $name $names)) -}}
+{{- range $key, $value := $selector -}}
+{{- $can = and $can (eq $value (get $labels $key)) -}}
+{{- end -}}
+{{- range $taint := dig "spec" "taints" list $node -}}
+{{- $tolerated := eq $taint.effect "PreferNoSchedule" -}}
+{{- range $tolerations -}}
+{{- $fits := and (has (default "" .key) (list "" $taint.key)) (has (default "" .effect) (list "" $taint.effect)) -}}
+{{- $any := or (eq (toString .operator) "Exists") (eq (default "" .value) (default "" $taint.value)) -}}
+{{- $tolerated = or $tolerated (and $fits $any) -}}
+{{- end -}}
+{{- $can = and $can $tolerated -}}
+{{- end -}}
+{{- if and $can (include "zarf-registry.cluster.isReady" $node) -}}
+{{- $found = "true" -}}
+{{- end -}}
+{{- end -}}
+{{- $found -}}
+{{- end -}}
+
 {{- /* "true" for a ready node. */ -}}
 {{- define "zarf-registry.cluster.isReady" -}}
 {{- range dig "status" "conditions" list . -}}

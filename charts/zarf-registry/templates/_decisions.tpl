@@ -372,7 +372,7 @@ not change in the upgrade that the Jobs are part of. A nodeSelector for the Jobs
 {{- $tag := printf ":%s" (default $.Chart.AppVersion $configured.tag) -}}
 {{- $recorded := regexFind "@sha256:[0-9a-f]{64}$" .reference -}}
 {{- $name := .reference | trimSuffix $recorded -}}
-{{- if and .architecture (hasSuffix $tag $name) -}}
+{{- if and .architecture (eq $name (printf "zarf-registry/init-hook%s" $tag)) -}}
 {{- $path := empty $recorded | ternary $name (printf "%s%s" ($name | trimSuffix $tag) $recorded) -}}
 {{- $image = printf "%s/%s" $.zr.address $path -}}
 {{- $nodes = include "zarf-registry.cluster.ready" (list $ $image) | fromJsonArray -}}

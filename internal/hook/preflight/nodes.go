@@ -233,8 +233,14 @@ func (i *Inspection) pauseImageOrigin(architecture string, image settings.PauseI
 	case changed && chosen:
 		return nil, false
 	case changed && byDigest && (!withoutCluster || recorded.Reason != state.PauseDefault):
+		var options []string
+		rules := i.Settings.Injector.PauseRules
+		rules.References = nil
+		if rules.Trust(recorded.Reference) != nodeimages.None { // others than people write the state
+			options = []string{recorded.Reference}
+		}
 		return []Finding{pauseFinding(Blocker, object, fmt.Sprintf("the release uses %s for %s (%s), but the chart was "+
-			"rendered without seeing that", recorded.Reference, architecture, recorded.Reason), recorded.Reference)}, false
+			"rendered without seeing that", recorded.Reference, architecture, recorded.Reason), options...)}, false
 	case changed && !byDigest:
 		return []Finding{pauseFinding(Blocker, object, fmt.Sprintf("the release uses %s for %s (%s): a name without a "+
 			"digest, which pulls from this release's registry may change, or which this rendering did not see",

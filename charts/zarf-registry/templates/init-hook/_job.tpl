@@ -68,25 +68,37 @@ spec:
       {{- end }}
       securityContext:
         {{- include "zarf-registry.pod.securityContext" (list .) | nindent 8 }}
+      {{- /* With a pushed image, the user has set no nodeSelector. Nodes without a proxy cannot pull it. */}}
+      {{- $proxies := and (ne $image.pushed "") (eq .zr.state.mode "proxy") }}
+      {{- $selector := merge dict ($proxies | ternary .Values.proxy.nodeSelector $hook.nodeSelector) }}
+      {{- with $architecture }}
+      {{- $_ := set $selector "kubernetes.io/arch" . }}
+      {{- end }}
       nodeSelector:
-        kubernetes.io/os: linux
-        {{- with $architecture }}
-        kubernetes.io/arch: {{ . }}
-        {{- end }}
-        {{- /* With a pushed image, the user has set none. Nodes without a proxy cannot pull it. */}}
-        {{- with and (ne $image.pushed "") (eq .zr.state.mode "proxy") | ternary .Values.proxy.nodeSelector $hook.nodeSelector }}
-        {{- toYaml . | nindent 8 }}
-        {{- end }}
+        {{- merge (dict "kubernetes.io/os" "linux") $selector | toYaml | nindent 8 }}
       {{- with $pod.tolerations }}
       tolerations:
         {{- toYaml . | nindent 8 }}
       {{- end }}
-      {{- /* Control-plane nodes are preferred: the Job's token is worth as much as they are, and any node can report that
-      it has the image. Nodes that have the image are preferred even more, since others may not be able to pull it. They
-      are not required: a rollback and cleanup run long after they were rendered, when these nodes may be gone. */}}
+      {{- /* The Job's token is worth as much as a control-plane node, and any node can report that it has the image, and
+      resources that outweigh every preference. So control-plane nodes are required where one can run the Job now. Others
+      that have the image are preferred, since the rest may not be able to pull it, but not required: a rollback and
+      cleanup run long after they were rendered, when these nodes may be gone. */}}
       {{- $down := include "zarf-registry.cluster.notReady" . | fromJsonArray }}
+      {{- $required := "" }}
+      {{- if not $hook.nodeSelector }}
+      {{- $holders := $image.pushed | empty | ternary $image.nodes list }}
+      {{- $required = include "zarf-registry.cluster.controlPlane" (list . $holders $selector $pod.tolerations) }}
+      {{- end }}
       affinity:
         nodeAffinity:
+          {{- if $required }}
+          requiredDuringSchedulingIgnoredDuringExecution:
+            nodeSelectorTerms:
+              - matchExpressions:
+                  - key: node-role.kubernetes.io/control-plane
+                    operator: Exists
+          {{- end }}
           preferredDuringSchedulingIgnoredDuringExecution:
             {{- /* The Job tolerates the taints of nodes that are not ready, which would never start it. */}}
             {{- with $down }}

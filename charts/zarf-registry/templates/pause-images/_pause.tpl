@@ -24,16 +24,25 @@ Tests of templates-tests compare them. */ -}}
 {{- end -}}
 {{- end -}}
 {{- $_ := set .zr.pause "table" (set $table "repositories" $repositories) -}}
+{{- $byDigest := "^[^@]+@(%s)$" -}}
+{{- $byName := printf "^(%s)(:[0-9A-Za-z_][0-9A-Za-z_.-]*|@sha256:[0-9a-f]{64})$" (join "|" $quoted) -}}
+{{- $official := keys $table.digests | sortAlpha | join "|" | printf $byDigest -}}
 {{- $images := dict -}}
 {{- $references := list -}}
 {{- range $architecture := and .zr.injects .Values.injector.enabled | ternary .Values.injector.architectures list -}}
 {{- $image := dict "value" $.Values.injector.image "source" "value" "reason" "value" -}}
 {{- if not $image.value -}}
-{{- /* What the state records wins over the cluster, so that nodes which join or leave change nothing. A recorded name
-without digest is only as good as the registry behind it. */ -}}
+{{- /* What the state records wins over the cluster, so that nodes which join or leave change nothing. It must be
+trusted, because others than people write the state. A recorded name without digest is only as good as the registry
+behind it. */ -}}
 {{- $recorded := get (default dict $.zr.state.pauseImages) $architecture | default dict -}}
-{{- $named := and $recorded.reference (not (contains "@" $recorded.reference)) -}}
-{{- if and $named (include "zarf-registry.pause.served" (list $ $recorded.reference)) -}}
+{{- $reference := toString $recorded.reference -}}
+{{- $digested := and (regexMatch $official $reference) (not (regexMatch $.zr.pause.own $reference)) -}}
+{{- if not (or (empty $recorded.reference) (regexMatch $byName $reference) $digested) -}}
+{{- if or (contains "@" $reference) (empty (include "zarf-registry.pause.served" (list $ $reference))) -}}
+{{- fail (printf (print "zarf-registry: injector.image: Secret %s/%s-state records the image %q for %s, which no rule "
+  "trusts; set injector.image to an image that you trust") $.zr.namespace $.zr.name $reference $architecture) -}}
+{{- end -}}
 {{- $recorded = dict -}}
 {{- end -}}
 {{- $seen := include "zarf-registry.cluster.pause" (list $ $architecture) | splitList " " -}}
@@ -56,8 +65,8 @@ without digest is only as good as the registry behind it. */ -}}
 {{- end -}}
 {{- $_ := merge .zr.pause (dict "images" $images "rules" (dict
   "references" ($references | uniq | sortAlpha)
-  "digest" (printf "^[^@]+@(%s)$" ($digests | uniq | sortAlpha | join "|"))
-  "name" (printf "^(%s)(:[0-9A-Za-z_][0-9A-Za-z_.-]*|@sha256:[0-9a-f]{64})$" (join "|" $quoted))
+  "digest" ($digests | uniq | sortAlpha | join "|" | printf $byDigest)
+  "name" $byName
   "own" .zr.pause.own)) -}}
 {{- end -}}
 
