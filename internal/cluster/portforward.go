@@ -2,6 +2,7 @@ package cluster
 
 import (
 	"context"
+	"crypto/fips140"
 	"errors"
 	"fmt"
 	"io"
@@ -73,17 +74,21 @@ func forward(ctx context.Context, config *rest.Config, client kubernetes.Interfa
 }
 
 // newDialer prefers WebSocket and falls back to SPDY if the API server or a proxy in front of it does
-// not support it (Kubernetes 1.30).
+// not support it (Kubernetes 1.30). Where only algorithms approved by FIPS 140-3 are allowed, it uses SPDY: the
+// handshake of WebSocket has SHA-1 (RFC 6455).
 func newDialer(config *rest.Config, target *url.URL) (httpstream.Dialer, error) {
-	websocket, err := portforward.NewSPDYOverWebsocketDialerForStreaming(target, config)
-	if err != nil {
-		return nil, err
-	}
 	transport, upgrader, err := spdy.RoundTripperFor(config)
 	if err != nil {
 		return nil, err
 	}
 	fallback := spdy.NewDialerForStreaming(upgrader, &http.Client{Transport: transport}, http.MethodPost, target)
+	if fips140.Enforced() {
+		return fallback, nil
+	}
+	websocket, err := portforward.NewSPDYOverWebsocketDialerForStreaming(target, config)
+	if err != nil {
+		return nil, err
+	}
 	return portforward.NewFallbackDialerForStreaming(websocket, fallback, func(err error) bool {
 		return httpstream.IsUpgradeFailure(err) || httpstream.IsHTTPSProxyError(err)
 	}), nil
