@@ -261,9 +261,8 @@ func TestJobsRunOnNodesWithTheirImage(t *testing.T) {
 }
 
 // A compromised node reports any images and resources, which outweigh every preference of the scheduler.
-// TestHostileImage shows it on a cluster.
 //
-// Claim: Where a control-plane node can run them, other nodes do not get the Jobs, whatever they report.
+// Claim: Where a control-plane node can run them, other nodes do not get the hook Jobs, whatever they report.
 func TestJobsRequireControlPlaneNodesThatCanRunThem(t *testing.T) {
 	t.Parallel()
 	const role = "node-role.kubernetes.io/control-plane"
@@ -278,6 +277,8 @@ func TestJobsRequireControlPlaneNodesThatCanRunThem(t *testing.T) {
 	}
 	worker, idle, alone := node("w", "amd64", hookImage), node("w", "amd64"), []runtime.Object{control(nil)}
 	down := func(n *corev1.Node) { n.Status.Conditions[0].Status = corev1.ConditionFalse }
+	proxiesOn := func(disk string) []string { return []string{"proxy.nodeSelector={disk: " + disk + "}"} }
+	arm := func(n *corev1.Node) { n.Labels["kubernetes.io/arch"] = "arm64" }
 	tolerates := func(toleration string) []string { return []string{"initHook.tolerations=[" + toleration + "]"} }
 	pushed := remembers(ready(settings(state.ModeProxy, state.IPv4), func(s *state.State) {
 		s.HookImage = &state.HookImage{Reference: "zarf-registry/init-hook:0.1.0", Architecture: "amd64"}
@@ -287,14 +288,13 @@ func TestJobsRequireControlPlaneNodesThatCanRunThem(t *testing.T) {
 		values  []string
 		want    bool
 	}{
-		"one has the image":     {[]runtime.Object{control(nil, hookImage), worker}, nil, true},
-		"a worker only has it":  {[]runtime.Object{control(nil), worker}, nil, false},
-		"no node has it":        {[]runtime.Object{control(nil), idle}, nil, true},
-		"it is in the registry": {[]runtime.Object{control(nil), idle, pushed}, nil, true},
-		"of another architecture": {[]runtime.Object{control(func(n *corev1.Node) { n.Labels["kubernetes.io/arch"] = "arm64" }),
-			pushed}, nil, false},
-		"without a proxy":                   {[]runtime.Object{control(nil), pushed}, []string{"proxy.nodeSelector={disk: slow}"}, false},
-		"with one":                          {[]runtime.Object{control(nil), pushed}, []string{"proxy.nodeSelector={disk: fast}"}, true},
+		"one has the image":                 {[]runtime.Object{control(nil, hookImage), worker}, nil, true},
+		"a worker only has it":              {[]runtime.Object{control(nil), worker}, nil, false},
+		"no node has it":                    {[]runtime.Object{control(nil), idle}, nil, true},
+		"it is in the registry":             {[]runtime.Object{control(nil), idle, pushed}, nil, true},
+		"of another architecture":           {[]runtime.Object{control(arm), pushed}, nil, false},
+		"without a proxy":                   {[]runtime.Object{control(nil), pushed}, proxiesOn("slow"), false},
+		"with one":                          {[]runtime.Object{control(nil), pushed}, proxiesOn("fast"), true},
 		"it is down":                        {[]runtime.Object{control(down, hookImage), worker}, nil, false},
 		"a managed control plane":           {[]runtime.Object{worker}, nil, false},
 		"no cluster is seen":                {nil, nil, false},

@@ -90,8 +90,14 @@ var hostileImages = map[string]hostileImage{
 }
 
 // TestHostileImage gives running pods hostile images, as the healer's token could: whatever chooses images is bypassed.
+// Then a node is hostile.
+//
+// Claim (a node's static pod joins no Service): Root on a node cannot receive the requests of other nodes with a
+// static pod.
 func TestHostileImage(t *testing.T) {
-	testHostileImages(t, ownCluster(t, "e2e-hostile", layout{}), true)
+	w := ownCluster(t, "e2e-hostile", layout{})
+	testHostileImages(t, w, true)
+	testHostileNode(t, w)
 }
 
 // TestHostileImageRuntimes is the same with older versions of containerd, and with CRI-O.

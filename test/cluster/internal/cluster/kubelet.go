@@ -29,6 +29,7 @@ const kubeletHealth = "127.0.0.1:10248"
 const (
 	kubeletConfigPath   = "/etc/kubernetes/kubelet.yaml"
 	kubeletKubeconfig   = "/etc/kubernetes/kubelet.kubeconfig"
+	staticPods          = "/etc/kubernetes/manifests"
 	kubeProxyConfigPath = "/etc/kubernetes/kube-proxy.yaml"
 	kubeProxyKubeconfig = "/etc/kubernetes/kube-proxy.kubeconfig"
 )
@@ -45,6 +46,7 @@ func (c *Cluster) addKubelet(files map[string][]byte, ca *clusterCA, now time.Ti
 		return err
 	}
 	files[kubeletKubeconfig], files[kubeletConfigPath] = kubeconfig, config
+	files[staticPods+"/.keep"] = nil // kubelets log each second that a folder is missing
 	return nil
 }
 
@@ -71,7 +73,7 @@ func (c *Cluster) kubeletConfig(n Node) ([]byte, error) {
 		"failCgroupV1":             false,
 		"failSwapOn":               false,
 		"volumePluginDir":          c.path(volumePluginDir),
-		"staticPodPath":            "",
+		"staticPodPath":            staticPods,
 		"maxPods":                  60,    // of a node's 254 pod addresses
 		"serializeImagePulls":      false, // otherwise a hanging pull blocks all others
 		// Nodes share the host's disk, so pressure and image age say nothing about a node.
