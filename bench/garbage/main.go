@@ -16,7 +16,6 @@ import (
 	"github.com/zarf-dev/zarf-registry/bench/internal/program"
 	"github.com/zarf-dev/zarf-registry/bench/internal/registries"
 	"github.com/zarf-dev/zarf-registry/bench/internal/results"
-	"github.com/zarf-dev/zarf-registry/internal/api/catalog"
 	"github.com/zarf-dev/zarf-registry/internal/registry/storage"
 )
 
@@ -60,13 +59,11 @@ func bench(ctx context.Context, args []string, stdout io.Writer) (err error) {
 	report.How = fmt.Sprintf("One registry with %d blobs of %d images in S3, whose every request takes %v longer. A "+
 		"tenth of the images is deleted, then the registry collects the garbage while %d clients push images of three "+
 		"blobs, every other one with layers that are garbage. Requests include those of the pushes. Times for 1,000,000 "+
-		"blobs are calculated: the delay of all requests, of which the registry sends %d at once (%d when "+
-		"images are deleted).", o.blobs, o.blobs/blobsOfImage, o.delay, pushers, storage.Concurrency,
-		catalog.RepositoriesAtOnce)
+		"blobs are calculated: the delay of all requests, of which the registry sends %d at once.", o.blobs,
+		o.blobs/blobsOfImage, o.delay, pushers, storage.Concurrency)
 	report.Subjects = []results.Subject{
 		{Name: rowCatalog, About: "of all images and blobs"},
-		{Name: rowDelete,
-			About: fmt.Sprintf("of a tenth of the images, in %d repositories at once", catalog.RepositoriesAtOnce)},
+		{Name: rowDelete, About: "of a tenth of the images"},
 		{Name: rowMark}, {Name: rowRemark, About: "after manifests in progress"},
 		{Name: rowSweep, About: "a tenth of the blobs"},
 		{Name: rowCollection, About: "these three, and the time for manifests in progress"},

@@ -9,16 +9,16 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"time"
 
-	"golang.org/x/sync/errgroup"
+	"github.com/opencontainers/go-digest"
 
 	"github.com/zarf-dev/zarf-registry/bench/internal/program"
 	"github.com/zarf-dev/zarf-registry/bench/internal/registries"
 	"github.com/zarf-dev/zarf-registry/bench/internal/results"
 	"github.com/zarf-dev/zarf-registry/internal/api/catalog"
+	"github.com/zarf-dev/zarf-registry/internal/api/deletion"
 	"github.com/zarf-dev/zarf-registry/internal/api/gc"
 	"github.com/zarf-dev/zarf-registry/internal/registry/storage"
 )
@@ -89,7 +89,7 @@ func measure(
 	if err := g.delete(ctx, g.stored[:g.deleted]); err != nil {
 		return err
 	}
-	if _, err := s.end(rowDelete, catalog.RepositoriesAtOnce, g.scale()); err != nil {
+	if _, err := s.end(rowDelete, storage.Concurrency, g.scale()); err != nil {
 		return err
 	}
 	alone := func(ctx context.Context) error { return program.Sleep(ctx, o.alone) }
@@ -176,24 +176,19 @@ func (g *garbage) catalog(ctx context.Context) error {
 
 // delete deletes images by their digests, as images prune does.
 func (g *garbage) delete(ctx context.Context, images []image) error {
-	group, ctx := errgroup.WithContext(ctx)
-	group.SetLimit(catalog.RepositoriesAtOnce)
-	for repository := range slices.Chunk(images, imagesOfRepo) {
-		group.Go(func() error {
-			for _, i := range repository {
-				path := "/v2/" + i.repository + "/manifests/" + i.manifest.Digest.String()
-				status, answer, err := g.send(ctx, http.MethodDelete, path, "", "")
-				if err != nil {
-					return err
-				}
-				if status != http.StatusAccepted {
-					return fmt.Errorf("deleting a manifest: status %d: %s", status, answer)
-				}
-			}
-			return nil
-		})
+	query := deletion.Request{Since: time.Now().Add(time.Hour), Manifests: map[string][]digest.Digest{}}
+	for _, i := range images {
+		query.Manifests[i.repository] = append(query.Manifests[i.repository], i.manifest.Digest)
 	}
-	return group.Wait()
+	body, err := json.Marshal(query)
+	if err != nil {
+		return err
+	}
+	status, answer, err := g.send(ctx, http.MethodPost, deletion.Path, "application/json", string(body))
+	if err == nil && (status != http.StatusOK || !strings.Contains(answer, `"end":true`) || strings.Contains(answer, `"kept"`)) {
+		err = fmt.Errorf("deleting manifests: status %d: %s", status, answer[max(0, len(answer)-1000):])
+	}
+	return err
 }
 
 // collect lets the registry collect, and measures the phases.

@@ -76,6 +76,13 @@ func (f *clusterFlags) connectToCatalog(ctx context.Context) (*registryAccess, *
 	return c, content, nil
 }
 
+// warnAbout logs what is damaged in a registry.
+func warnAbout(log *slog.Logger, content *catalog.Catalog) {
+	for _, problem := range content.Problems {
+		log.Warn("the registry's storage is damaged", "problem", problem)
+	}
+}
+
 // connect reads what is needed to reach the cluster's registry. The caller closes the access.
 func (f *clusterFlags) connect(ctx context.Context) (*registryAccess, error) {
 	config, client, err := cluster.Connect(f.access)

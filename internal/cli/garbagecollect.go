@@ -115,6 +115,8 @@ func collectGarbage(
 			log.Debug("waiting for pushes that began earlier", "phase", e.Phase)
 		case e.Phase != "":
 			log.Debug("collecting", "phase", e.Phase)
+		case e.Problem != "":
+			log.Warn("stored content is damaged", "problem", e.Problem)
 		case e.Removed != nil:
 			return report(*e.Removed)
 		case e.Result != nil:

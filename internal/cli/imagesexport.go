@@ -53,6 +53,7 @@ func (f *pullFlags) export(cmd *cobra.Command) error {
 			return nil, err
 		}
 		defer c.close()
+		warnAbout(r.log, content)
 		registry, err := f.cluster.openRegistry(c, r.retryOptions())
 		if err != nil {
 			return nil, err

@@ -54,6 +54,7 @@ func (f *inventoryFlags) run(cmd *cobra.Command) error {
 		return err
 	}
 	defer c.close()
+	warnAbout(f.cluster.progress(cmd.ErrOrStderr()), content)
 	list := inventory.FromCatalog(content)
 	encoded := list.Bytes()
 	if f.out == "-" {

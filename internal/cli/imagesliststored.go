@@ -47,6 +47,7 @@ func (r *imageRun) listCluster(cmd *cobra.Command, f *listFlags) error {
 		return err
 	}
 	defer c.close()
+	warnAbout(r.log, content)
 	l := &lister{content: content, address: c.address, unshared: content.Unshared()}
 	used, err := workloads.List(ctx, c.client)
 	switch {

@@ -9,14 +9,14 @@ import (
 	"net/http"
 	"slices"
 	"strings"
-	"sync"
 	"text/tabwriter"
 	"time"
 
+	"github.com/opencontainers/go-digest"
 	"github.com/spf13/cobra"
-	"golang.org/x/sync/errgroup"
 
 	"github.com/zarf-dev/zarf-registry/internal/api/catalog"
+	"github.com/zarf-dev/zarf-registry/internal/api/deletion"
 	"github.com/zarf-dev/zarf-registry/internal/api/gc"
 	"github.com/zarf-dev/zarf-registry/internal/api/space"
 	"github.com/zarf-dev/zarf-registry/internal/cluster"
@@ -102,6 +102,7 @@ func (f *removalFlags) remove(cmd *cobra.Command, choose func(*catalog.Catalog, 
 		return err
 	}
 	defer c.close()
+	warnAbout(log, content)
 	// The workloads are listed after the catalog is read, so a workload that uses an image which was just pushed counts.
 	used, err := workloads.List(ctx, c.client)
 	if err != nil {
@@ -116,7 +117,7 @@ func (f *removalFlags) remove(cmd *cobra.Command, choose func(*catalog.Catalog, 
 	removed.Reclaimable = content.Reclaimable(manifests, f.request.Grace)
 	if !f.dryRun {
 		for _, t := range chosen.untagged {
-			if err := cluster.DeleteManifest(ctx, c.transport, c.access, t.repository, t.tag, time.Time{}); err != nil {
+			if err := cluster.DeleteTag(ctx, c.transport, c.access, t.repository, t.tag); err != nil {
 				return fmt.Errorf("deleting tag %s:%s: %w", t.repository, t.tag, err)
 			}
 		}
@@ -129,37 +130,26 @@ func (f *removalFlags) remove(cmd *cobra.Command, choose func(*catalog.Catalog, 
 
 func (f *removalFlags) delete(ctx context.Context, transport http.RoundTripper, access release.PushAccess,
 	since time.Time, manifests []*catalog.Manifest, r *removal, log *slog.Logger) error {
-	byRepository := map[string][]*catalog.Manifest{}
+	request := deletion.Request{Since: since, Manifests: map[string][]digest.Digest{}}
 	for _, m := range manifests {
-		byRepository[m.Repository] = append(byRepository[m.Repository], m)
+		request.Manifests[m.Repository] = append(request.Manifests[m.Repository], m.Digest)
 	}
-	var mu sync.Mutex // for deleted and r
 	deleted := 0
-	group, deleting := errgroup.WithContext(ctx)
-	group.SetLimit(catalog.RepositoriesAtOnce)
-	for _, inOrder := range byRepository {
-		group.Go(func() error {
-			for _, m := range inOrder {
-				name := m.Repository + "@" + m.Digest.String()
-				err := cluster.DeleteManifest(deleting, transport, access, m.Repository, m.Digest.String(), since)
-				if err != nil && !errors.Is(err, cluster.ErrChanged) {
-					return fmt.Errorf("deleting %s: %w", name, err)
-				}
-				mu.Lock()
-				if err != nil {
-					log.Warn("kept a manifest that changed meanwhile", "manifest", name, "error", err)
-					r.PushedAgain = append(r.PushedAgain, name)
-				} else {
-					log.Debug("deleted", "manifest", name)
-					deleted++
-				}
-				mu.Unlock()
+	var err error
+	if len(manifests) > 0 {
+		err = cluster.DeleteManifests(ctx, transport, access, request, func(repository string, d digest.Digest, kept string) {
+			name := repository + "@" + d.String()
+			if kept != "" {
+				log.Warn("kept a manifest that changed meanwhile", "manifest", name, "reason", kept)
+				r.PushedAgain = append(r.PushedAgain, name)
+				return
 			}
-			return nil
+			log.Debug("deleted", "manifest", name)
+			deleted++
 		})
 	}
-	if err := group.Wait(); err != nil {
-		return fmt.Errorf("%w; %d of %d manifests are deleted: run the command again", err, deleted, len(manifests))
+	if err != nil {
+		return fmt.Errorf("deleting manifests: %w; %d of %d are deleted: run the command again", err, deleted, len(manifests))
 	}
 	slices.Sort(r.PushedAgain)
 	if !f.collect || len(manifests) == 0 {

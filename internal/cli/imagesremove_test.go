@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"encoding/json"
 	"fmt"
 	"log/slog"
 	"net/http"
@@ -8,7 +9,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -17,6 +17,7 @@ import (
 	"k8s.io/client-go/kubernetes/fake"
 
 	"github.com/zarf-dev/zarf-registry/internal/api/catalog"
+	"github.com/zarf-dev/zarf-registry/internal/api/deletion"
 	"github.com/zarf-dev/zarf-registry/internal/api/gc"
 	"github.com/zarf-dev/zarf-registry/internal/exitcode"
 	"github.com/zarf-dev/zarf-registry/internal/images"
@@ -194,47 +195,52 @@ func TestStoredImagesAreListed(t *testing.T) {
 	}, " "))
 }
 
-func TestManifestsOfARepositoryAreDeletedInOrder(t *testing.T) {
-	var mu sync.Mutex
-	var failing string
-	requests := map[string][]string{}
+func TestManifestsAreDeletedInOneRequest(t *testing.T) {
+	failing := false
+	var sent deletion.Request
 	server := newTLSServer(t, func(w http.ResponseWriter, r *http.Request) {
-		mu.Lock()
-		defer mu.Unlock()
-		repository, d, _ := strings.Cut(strings.TrimPrefix(r.URL.Path, "/v2/"), "/manifests/")
-		requests[repository] = append(requests[repository], d)
-		switch d {
-		case digest.FromString("pushed again").String():
-			w.WriteHeader(http.StatusPreconditionFailed)
-		case failing:
-			w.WriteHeader(http.StatusInternalServerError)
-		default:
-			w.WriteHeader(http.StatusAccepted)
+		if err := json.NewDecoder(r.Body).Decode(&sent); err != nil || r.URL.Path != deletion.Path {
+			t.Errorf("%s: %v", r.URL.Path, err)
 		}
+		out := json.NewEncoder(w)
+		for repository, digests := range sent.Manifests {
+			for _, d := range digests {
+				e := deletion.Event{Repository: repository, Digest: d}
+				if d == digest.FromString("pushed again") {
+					e.Kept = "it was pushed again"
+				}
+				out.Encode(e)
+			}
+		}
+		if failing {
+			out.Encode(deletion.Event{Error: "the storage is gone"})
+			return
+		}
+		out.Encode(deletion.Event{End: true})
 	})
 	access := release.PushAccess{ServerName: "r"}
-	want := map[string][]string{}
+	want := deletion.Request{Since: time.Now().UTC(), Manifests: map[string][]digest.Digest{}}
 	var manifests []*catalog.Manifest
 	for _, name := range []string{"index", "pushed again", "first platform", "second platform"} {
-		for n := range 2 * catalog.RepositoriesAtOnce {
+		for n := range 16 {
 			m := &catalog.Manifest{Repository: fmt.Sprintf("team/app-%d", n), Digest: digest.FromString(name)}
 			manifests = append(manifests, m)
-			want[m.Repository] = append(want[m.Repository], m.Digest.String())
+			want.Manifests[m.Repository] = append(want.Manifests[m.Repository], m.Digest)
 		}
 	}
 	f, r, log := &removalFlags{}, &removal{}, slog.New(slog.DiscardHandler)
-	if err := f.delete(t.Context(), server, access, time.Now(), manifests, r, log); err != nil {
+	if err := f.delete(t.Context(), server, access, want.Since, manifests, r, log); err != nil {
 		t.Fatal(err)
 	}
-	if diff := cmp.Diff(want, requests); diff != "" {
+	if diff := cmp.Diff(want, sent); diff != "" {
 		t.Errorf("deleted (-want +got):\n%s", diff)
 	}
-	if len(r.PushedAgain) != 2*catalog.RepositoriesAtOnce || !slices.IsSorted(r.PushedAgain) {
-		t.Errorf("%d manifests were pushed again, want %d: %v", len(r.PushedAgain), 2*catalog.RepositoriesAtOnce, r.PushedAgain)
+	if len(r.PushedAgain) != 16 || !slices.IsSorted(r.PushedAgain) {
+		t.Errorf("%d manifests were pushed again, want 16: %v", len(r.PushedAgain), r.PushedAgain)
 	}
-	failing = digest.FromString("index").String()
-	err := f.delete(t.Context(), server, access, time.Now(), manifests, &removal{}, log)
-	if err == nil || !strings.Contains(err.Error(), "0 of 64 manifests are deleted: run the command again") {
-		t.Errorf("if the first one of each repository cannot be deleted, the error is %v", err)
+	failing = true
+	err := f.delete(t.Context(), server, access, want.Since, manifests, &removal{}, log)
+	if err == nil || !strings.Contains(err.Error(), "the storage is gone; 48 of 64 are deleted: run the command again") {
+		t.Errorf("if a part cannot be deleted, the error is %v", err)
 	}
 }

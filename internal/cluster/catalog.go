@@ -1,21 +1,22 @@
 package cluster
 
 import (
+	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"net/http"
 	"net/url"
 	"strings"
-	"time"
+
+	"github.com/opencontainers/go-digest"
 
 	"github.com/zarf-dev/zarf-registry/internal/api/catalog"
+	"github.com/zarf-dev/zarf-registry/internal/api/deletion"
 	"github.com/zarf-dev/zarf-registry/internal/release"
 )
-
-// ErrChanged means that a manifest was not deleted, because it was pushed again or became part of an index.
-var ErrChanged = errors.New("not deleted")
 
 // Catalog reads what the registry contains.
 func Catalog(ctx context.Context, transport http.RoundTripper, access release.PushAccess) (*catalog.Catalog, error) {
@@ -30,40 +31,61 @@ func Catalog(ctx context.Context, transport http.RoundTripper, access release.Pu
 	return catalog.Read(response.Body)
 }
 
-// DeleteManifest deletes a manifest by its digest, with all of its tags, unless it was pushed since, or an index refers
-// to it: then the error is [ErrChanged]. The zero time deletes it in any case. ref may also be a tag, which alone is
-// deleted; since must be zero then. What does not exist is deleted.
-func DeleteManifest(ctx context.Context, transport http.RoundTripper, access release.PushAccess, repository, ref string,
-	since time.Time) error {
-	header := http.Header{}
-	if !since.IsZero() {
-		header.Set("If-Unmodified-Since", since.UTC().Format(http.TimeFormat))
-	}
+// DeleteTag deletes a tag, and not its manifest. What does not exist is deleted.
+func DeleteTag(ctx context.Context, transport http.RoundTripper, access release.PushAccess, repository, tag string) error {
 	response, err := send(ctx, transport, access, http.MethodDelete,
-		url.URL{Path: "/v2/" + repository + "/manifests/" + ref}, header)
+		url.URL{Path: "/v2/" + repository + "/manifests/" + tag}, nil)
 	if err != nil {
 		return err
 	}
 	defer response.Body.Close()
-	switch response.StatusCode {
-	case http.StatusAccepted, http.StatusNotFound:
+	if response.StatusCode == http.StatusAccepted || response.StatusCode == http.StatusNotFound {
 		return nil
-	case http.StatusPreconditionFailed:
-		return fmt.Errorf("%w: %w", ErrChanged, responseError(response))
 	}
 	return responseError(response)
 }
 
+// DeleteManifests deletes manifests with all of their tags, unless they were pushed since the catalog was read, or an
+// index refers to them that is kept. It calls yield for each, also for those that do not exist; kept says why one was
+// not deleted.
+func DeleteManifests(ctx context.Context, transport http.RoundTripper, access release.PushAccess,
+	request deletion.Request, yield func(repository string, d digest.Digest, kept string)) error {
+	body, err := json.Marshal(request)
+	if err != nil {
+		return err
+	}
+	response, err := send(ctx, transport, access, http.MethodPost, url.URL{Path: deletion.Path}, body)
+	if err != nil {
+		return err
+	}
+	defer response.Body.Close()
+	if response.StatusCode != http.StatusOK {
+		return responseError(response)
+	}
+	for events := json.NewDecoder(response.Body); ; {
+		var e deletion.Event
+		switch err := events.Decode(&e); {
+		case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF):
+			return errors.New("the registry stopped in the middle of a deletion: check its pod's log")
+		case err != nil:
+			return err
+		case e.Error != "":
+			return errors.New(e.Error)
+		case e.End:
+			return nil
+		case e.Digest != "":
+			yield(e.Repository, e.Digest, e.Kept)
+		}
+	}
+}
+
 // send sends a request to the registry, with the push credential. Target has a path, and perhaps a query.
 func send(ctx context.Context, transport http.RoundTripper, access release.PushAccess, method string, target url.URL,
-	header http.Header) (*http.Response, error) {
+	body []byte) (*http.Response, error) {
 	target.Scheme, target.Host = "https", Host(access)
-	r, err := http.NewRequestWithContext(ctx, method, target.String(), nil)
+	r, err := http.NewRequestWithContext(ctx, method, target.String(), bytes.NewReader(body))
 	if err != nil {
 		return nil, err
-	}
-	for name, values := range header {
-		r.Header[name] = values
 	}
 	r.SetBasicAuth(access.Username, access.Password)
 	return transport.RoundTrip(r)

@@ -316,7 +316,6 @@ func TestManifestsWaitForGarbageThatAnotherProcessCollects(t *testing.T) {
 	for _, method := range []string{"GET", "HEAD"} {
 		i.node().must(http.StatusOK, method, "/v2/a/blobs/"+layer.String(), nil)
 	}
-	c.must(http.StatusAccepted, "POST", "/v2/b/blobs/uploads/?mount="+layer.String(), nil)
 
 	waits := func(what string, do func()) (done chan struct{}) {
 		t.Helper()
@@ -333,8 +332,14 @@ func TestManifestsWaitForGarbageThatAnotherProcessCollects(t *testing.T) {
 		}
 		return done
 	}
+	done := waits("a mount", func() {
+		c.must(http.StatusCreated, "POST", "/v2/b/blobs/uploads/?mount="+layer.String(), nil)
+	})
+	release(h)
+	<-done
+	h = condemn(t, i.root, layer)
 	text := encode(t, ociManifest, imageOf("layer"))
-	done := waits("a manifest", func() {
+	done = waits("a manifest", func() {
 		c.must(http.StatusCreated, "PUT", "/v2/a/manifests/v1", strings.NewReader(text), "Content-Type", ociManifest)
 	})
 	c.must(http.StatusNotFound, "GET", "/v2/a/manifests/v1", nil, "Accept", ociManifest)
@@ -358,6 +363,18 @@ func TestManifestsWaitForGarbageThatAnotherProcessCollects(t *testing.T) {
 		t.Errorf("%v %s", a.Header, a.body)
 	}
 	c.must(http.StatusNotFound, "GET", "/v2/a/manifests/v2", nil, "Accept", ociManifest)
+
+	// What is refused is refused before it is sent, and what was sent is kept.
+	sent := c.must(http.StatusAccepted, "POST", "/v2/a/blobs/uploads/", nil).Header.Get("Location")
+	sent = c.must(http.StatusAccepted, "PATCH", sent, strings.NewReader("layer")).Header.Get("Location")
+	finish := sent + "&digest=" + layer.String()
+	c.must(http.StatusServiceUnavailable, "PUT", finish, nil)
+	c.must(http.StatusServiceUnavailable, "POST", "/v2/b/blobs/uploads/?mount="+layer.String(), nil)
+	release(h)
+	i.readLease()
+	c.must(http.StatusCreated, "PUT", finish, nil)
+	h = condemn(t, i.root, layer)
+	i.readLease()
 
 	// A dead collector does not block manifests for long.
 	h.stopHeartbeats()

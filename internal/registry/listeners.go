@@ -7,6 +7,7 @@ import (
 	"net/http"
 
 	"github.com/zarf-dev/zarf-registry/internal/api/catalog"
+	"github.com/zarf-dev/zarf-registry/internal/api/deletion"
 	"github.com/zarf-dev/zarf-registry/internal/api/gc"
 	"github.com/zarf-dev/zarf-registry/internal/api/scrub"
 	"github.com/zarf-dev/zarf-registry/internal/api/space"
@@ -86,9 +87,10 @@ func (s *Server) front(name string, policy front.Policy) *front.Front {
 	next := http.Handler(s.source)
 	if policy.MutualTLS {
 		next = own(map[string]http.Handler{
-			catalog.Path: inspect.Catalog(s.source.Store, &s.draining), scrub.Path: s.scrubber.Handler(&s.draining),
-			space.Path: inspect.Space(s.space.Usage, s.collector.Stored),
-			gc.Path:    s.collector.Handler(&s.draining),
+			catalog.Path: inspect.Catalog(s.source.Store, s.root, &s.draining),
+			scrub.Path:   s.scrubber.Handler(&s.draining),
+			space.Path:   inspect.Space(s.space.Usage, s.collector.Stored),
+			gc.Path:      s.collector.Handler(&s.draining), deletion.Path: s.source.Deletions(&s.draining),
 		}, next)
 	}
 	f := &front.Front{

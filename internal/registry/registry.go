@@ -49,6 +49,7 @@ type Server struct {
 	connections  map[string]*connlimit.Limiter // by listener
 	health       *storage.Health
 	space        *volume.Space
+	root         string // of the filesystem driver, or ""
 	metrics      *metrics
 	log          *slog.Logger
 	draining     atomic.Bool
@@ -130,6 +131,7 @@ func (s *Server) openStorage() (err error) {
 	}
 	s.tokens = front.NewTokens(config.HTTP.Secret)
 	root, ok := storage.FilesystemRoot(config.Storage)
+	s.root = root
 	if ok {
 		if err := storage.PrepareRoot(s.log, root, storage.ReadOnly(config.Storage)); err != nil {
 			return err

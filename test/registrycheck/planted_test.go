@@ -32,7 +32,7 @@ var bugs = []bug{
 	}},
 	{"pushes rescue nothing from the sweep", change{
 		"internal/registry/collect/inuse.go",
-		"	return u.removeUnless(d, func() bool { return u.marked.keep[d] }, do)\n",
+		"	return u.removeUnless(d, func() bool { return u.marked.kept(d) }, do)\n",
 		"	return u.removeUnless(d, func() bool { return false }, do)\n",
 	}},
 	{"other processes ignore the list of garbage", change{
@@ -48,8 +48,8 @@ var bugs = []bug{
 	}},
 	{"a mount does not record that the blob is in use", change{
 		"internal/registry/collect/admission.go",
-		"	c.use.record(d)\n",
-		"",
+		"	use := c.Rely(d)\n",
+		"	use := c.Rely()\n",
 	}},
 	{"an upload is finished without a check of its digest", change{
 		distribution + "/registry/storage/blobwriter.go",
@@ -57,19 +57,19 @@ var bugs = []bug{
 		"	if false {\n		dcontext.GetLoggerWithFields(",
 	}},
 	{"deleting a manifest leaves its tags", change{
-		distribution + "/registry/handlers/manifests.go",
-		"	for _, tag := range referencedTags {\n",
-		"	for _, tag := range referencedTags[:0] {\n",
+		"internal/registry/spec/delete.go",
+		"		if !gone[d] {\n",
+		"		if true {\n",
 	}},
 	{"garbage collection does not follow indexes", change{
 		"internal/registry/collect/mark.go",
-		"		queue = append(queue, m.references[d].Needs...) // none",
-		"		for _, needed := range m.references[d].Needs {\n			if _, ok := m.references[needed]; !ok {\n" +
+		"		queue = append(queue, m.references[k].needs...) // none",
+		"		for _, needed := range m.references[k].needs {\n			if _, ok := m.references[needed]; !ok {\n" +
 			"				queue = append(queue, needed)\n			}\n		} // none",
 	}},
 	{"garbage collection removes the referrers of kept images", change{
 		"internal/registry/collect/mark.go",
-		"		if r.Subject != \"\" {\n",
+		"		if r.subject != (content.Key{}) {\n",
 		"		if false {\n",
 	}},
 	{"links are written in place", change{
@@ -79,7 +79,7 @@ var bugs = []bug{
 	}},
 	{"a collector continues without its lease", change{
 		"internal/registry/collect/sweep.go",
-		"		if err := s.leaseErr(); err != nil {\n			return err\n		}\n",
+		"		if err := r.leaseErr(); err != nil {\n			return err\n		}\n",
 		"",
 	}},
 	{"uploads are not synced", change{

@@ -75,6 +75,9 @@ Everything pushed within --grace-period is kept.`,
 // reportRemoved returns a function that prints what is removed, and logs it unless it is a dry run.
 func reportRemoved(command *cobra.Command, log *slog.Logger, dryRun bool) func(gc.Event) {
 	return func(e gc.Event) {
+		if e.Problem != "" {
+			log.Warn("stored content is damaged", "problem", e.Problem)
+		}
 		if e.Removed == nil {
 			return
 		}

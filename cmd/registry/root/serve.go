@@ -87,6 +87,7 @@ func (f *serveFlags) run(ctx context.Context, log *slog.Logger) (err error) {
 	if f.options.Config, err = registry.LoadConfig(f.config); err != nil {
 		return &exitcode.Refusal{Err: err}
 	}
+	registry.LimitMemory()
 	server, err := registry.Open(f.options)
 	if err != nil {
 		return &exitcode.Refusal{Err: err}

@@ -22,7 +22,9 @@ const Path = "/zarf-registry/catalog"
 type Event struct {
 	Blob     *Blob     `json:"blob,omitempty"`
 	Manifest *Manifest `json:"manifest,omitempty"`
-	// End is when the registry began to read its storage.
+	// Problem is a damaged tag or link, and what to do.
+	Problem string `json:"problem,omitempty"`
+	// End is when the registry began to read its storage, by the storage's clock.
 	End *time.Time `json:"end,omitempty"`
 	// Error is why the catalog is incomplete. It is the last event.
 	Error string `json:"error,omitempty"`
@@ -63,7 +65,9 @@ type Manifest struct {
 type Catalog struct {
 	Manifests []*Manifest
 	Blobs     map[digest.Digest]Blob
-	// At is when the registry began to read its storage, by the registry's clock.
+	// Problems are damaged tags and links, and what to do.
+	Problems []string
+	// At is when the registry began to read its storage, by the storage's clock.
 	At time.Time
 }
 
@@ -85,6 +89,8 @@ func Read(r io.Reader) (*Catalog, error) {
 			c.Blobs[e.Blob.Digest] = *e.Blob
 		case e.Manifest != nil:
 			c.Manifests = append(c.Manifests, e.Manifest)
+		case e.Problem != "":
+			c.Problems = append(c.Problems, e.Problem)
 		case e.End != nil:
 			c.At = *e.End
 			return c, nil

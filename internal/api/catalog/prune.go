@@ -119,10 +119,6 @@ func newest(images []*Image, count int) map[*Image]bool {
 	return found
 }
 
-// RepositoriesAtOnce is in how many repositories to delete manifests at the same time. In each of them, the registry
-// deletes one after the other.
-const RepositoriesAtOnce = 8
-
 // ManifestsToDelete returns the manifests to delete with the images of decisions that keep nothing, each index before
 // what it contains, which is the order in which to delete them. What a kept image needs is not among them.
 func ManifestsToDelete(decisions []Decision) []*Manifest {

@@ -101,7 +101,9 @@ const (
 type Event struct {
 	Phase   string   `json:"phase,omitempty"`
 	Removed *Removed `json:"removed,omitempty"`
-	Result  *Result  `json:"result,omitempty"`
+	// Problem is a damaged tag or link, and what to do. It does not prevent the collection.
+	Problem string  `json:"problem,omitempty"`
+	Result  *Result `json:"result,omitempty"`
 	// Error is why the collection failed. It is the last event.
 	Error string `json:"error,omitempty"`
 }

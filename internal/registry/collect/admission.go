@@ -75,8 +75,12 @@ func (a *Admission) confirm(ctx context.Context, age time.Duration) error {
 		return a.refused
 	}
 	swept := removedBetween(a.reading.record, r.record)
-	if swept == removedListed && !leases.mayRemove(r, a.needs) && a.collector.Need(ctx, a.repository, a.needs) == nil {
-		swept = removedNothing
+	if swept == removedListed && !leases.mayRemove(r, a.needs) {
+		use := a.collector.Rely(a.needs...)
+		if use.Missing(ctx, a.repository) == nil {
+			swept = removedNothing
+		}
+		use.Done(false) // those who store the manifest say whether it exists
 	}
 	if swept != removedNothing {
 		a.refused = request.Unavailable(
@@ -112,12 +116,28 @@ func removedBetween(before, now leaseRecord) removedContent {
 	return removedAnything
 }
 
-// Need rescues what a manifest needs from a collection of this process. It returns a
-// [distribution.ErrManifestVerification] if the collection has removed a part, and nobody has pushed that again.
-func (c *Collector) Need(ctx context.Context, repository string, digests []digest.Digest) error {
+// Use is what a client of this process relies on.
+type Use struct {
+	collector *Collector
+	digests   []digest.Digest
+	swept     []digest.Digest // of them and of what they need, by the current collection
+}
+
+// Rely must be called before digests are looked up for a client: then each is either kept, with all that it needs, or
+// already gone. It waits while one of them is being removed. The caller must call Done.
+func (c *Collector) Rely(digests ...digest.Digest) *Use {
+	return &Use{c, digests, c.use.begin(digests)}
+}
+
+// Done ends the request. Only what exists is kept from collections to come: clients invent digests.
+func (u *Use) Done(exist bool) { u.collector.use.end(u.digests, exist) }
+
+// Missing returns a [distribution.ErrManifestVerification] if a collection of this process has removed a part of what a
+// manifest needs, and nobody has pushed that again.
+func (u *Use) Missing(ctx context.Context, repository string) error {
 	var missing distribution.ErrManifestVerification
-	for _, d := range c.use.record(digests...) {
-		found, err := c.store.Provides(ctx, repository, d)
+	for _, d := range u.swept {
+		found, err := u.collector.store.Provides(ctx, repository, d)
 		if err != nil {
 			return err
 		}
@@ -145,7 +165,8 @@ func (c *Collector) Stored(ctx context.Context, named digest.Digest) (d digest.D
 	if r := c.leases.last.Load(); c.leases.held(r) && c.leases.mayRemove(r, []digest.Digest{d}) {
 		return "", 0, false
 	}
-	c.use.record(d)
+	use := c.Rely(d)
 	size, _, err = c.store.Size(ctx, d)
+	use.Done(err == nil)
 	return d, size, err == nil
 }

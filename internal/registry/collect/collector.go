@@ -1,6 +1,6 @@
 // Package collect removes what no image needs, while the registry runs.
 //
-// It does not decide which images to delete, and does not serve pushes: they ask it before they rely on content.
+// It does not decide which images to delete (intent.go has what protects pushes from deletions), and does not serve pushes: they ask it before they rely on content.
 //
 // Manifests are written during a collection. None that is reported as stored may refer to a blob that the
 // collection removes. Everything that another process needs to know is in a record in the storage, the only
@@ -29,8 +29,8 @@
 //   - in the process that collects, rescues it, with all that it needs, from the sweep: see blobsInUse. Nothing
 //     waits, apart from a manifest whose very blob is being removed. If a part has been removed, the client
 //     learns that it is unknown and pushes it again. Uploads, mounts and HEAD requests rescue, too.
-//   - in another process, waits until the record is released, and after WaitTimeout responds 503. So does an upload
-//     of such a blob, and a mount becomes an upload. HEAD requests tell the truth, because pulls send them,
+//   - in another process, waits until the record is released, and after WaitTimeout responds 503. So does an upload or
+//     a mount of such a blob, before the content is sent if its digest is known. HEAD requests tell the truth, because pulls send them,
 //     too: if the blob is removed then, the manifest is refused.
 //
 // A record whose list is missing or another one, or that cannot be read, blocks every manifest.
@@ -65,6 +65,8 @@ type Collector struct {
 	store      *content.Store
 	leases     *leaseClient
 	use        blobsInUse
+	intents    seenIntents
+	removals   int        // how many at once, set by tests; 0 is storage.Concurrency
 	collecting sync.Mutex // held while this process serves a collection
 }
 
@@ -74,10 +76,6 @@ func New(store *content.Store, root string) *Collector {
 	c.leases = newLeaseClient(store.Driver, root, &c.Times)
 	return c
 }
-
-// Rely must be called before digests are looked up for a client: then each is either kept, with all that it needs, or
-// already gone.
-func (c *Collector) Rely(digests ...digest.Digest) { c.use.record(digests...) }
 
 // AdmitBlob waits while another process's collection may remove a blob that is about to be stored, like Admit. A digest
 // other than SHA-256 says nothing about what it is stored as, so that it waits for every list.

@@ -87,7 +87,9 @@ func (m *testStorage) push(c *Collector, needs []digest.Digest, store func()) (c
 	if err != nil {
 		return http.StatusServiceUnavailable, time.Since(began)
 	}
-	if err := c.Need(ctx, "a", needs); err != nil {
+	use := c.Rely(needs...)
+	defer use.Done(true)
+	if err := use.Missing(ctx, "a"); err != nil {
 		return http.StatusBadRequest, time.Since(began)
 	}
 	store()
@@ -98,6 +100,14 @@ func (m *testStorage) push(c *Collector, needs []digest.Digest, store func()) (c
 }
 
 func nothing(gc.Event) {}
+
+// missing returns an error if a part of what a client needs has been removed.
+func missing(t *testing.T, c *Collector, needs ...digest.Digest) error {
+	t.Helper()
+	use := c.Rely(needs...)
+	defer use.Done(true)
+	return use.Missing(t.Context(), "a")
+}
 
 // Manifests that need garbage arrive in another process, which takes a while to store them.
 func TestPushToAnotherProcessDuringACollection(t *testing.T) {
@@ -196,6 +206,7 @@ func TestRescueDuringASweep(t *testing.T) {
 				time.Sleep(time.Minute)
 				needed := tt.needs(index, image, layer)
 				c := m.process()
+				c.removals = 1
 				done := false
 				result := m.collect(c, gc.Request{DeleteUntagged: true}, func(e gc.Event) {
 					if done || tt.first != (e.Phase == gc.Sweeping) || !tt.first && e.Removed == nil {
@@ -235,9 +246,9 @@ func TestSweptContentIsUnknown(t *testing.T) {
 			}
 			removed++
 			for range 2 {
-				err := c.Need(t.Context(), "a", []digest.Digest{index, image})
-				var missing distribution.ErrManifestVerification
-				if !errors.As(err, &missing) || !slices.Contains(missing,
+				err := missing(t, c, index, image)
+				var unknown distribution.ErrManifestVerification
+				if !errors.As(err, &unknown) || !slices.Contains(unknown,
 					error(distribution.ErrManifestBlobUnknown{Digest: image})) {
 					t.Errorf("%v", err)
 				}
@@ -245,7 +256,7 @@ func TestSweptContentIsUnknown(t *testing.T) {
 			// It is pushed again.
 			m.blob("layer")
 			m.manifest(layer)
-			if err := c.Need(t.Context(), "a", []digest.Digest{index, image}); err != nil {
+			if err := missing(t, c, index, image); err != nil {
 				t.Errorf("%v", err)
 			}
 		})
@@ -280,7 +291,7 @@ func TestOnlyPushesOfTheBlobWaitForItsRemoval(t *testing.T) {
 				time.Sleep(15 * time.Second) // its link is removed, its data is not
 				for _, d := range []digest.Digest{digest.FromString("other"), blob} {
 					began := time.Now()
-					c.use.record(d)
+					c.Rely(d).Done(true)
 					took = append(took, time.Since(began))
 				}
 			}()

@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"github.com/distribution/distribution/v3/configuration"
-	"github.com/opencontainers/go-digest"
 
 	"github.com/zarf-dev/zarf-registry/internal/api/gc"
 	"github.com/zarf-dev/zarf-registry/internal/exitcode"
@@ -112,10 +111,15 @@ func (r *run) collect(ctx context.Context) (err error) {
 }
 
 // mark finds what is needed. It does not read manifests whose references are known.
-func (r *run) mark(ctx context.Context, known map[digest.Digest]content.References) (*marking, error) {
+func (r *run) mark(ctx context.Context, known map[content.Key]references) (*marking, error) {
 	stored := &content.Inventory{Driver: r.leases.driver}
 	if err := stored.Read(ctx); err != nil {
 		return nil, poll.Cause(ctx, fmt.Errorf("reading the storage: %w", err))
+	}
+	if known == nil {
+		for _, d := range stored.Damaged {
+			r.report(gc.Event{Problem: d.String()})
+		}
 	}
 	marked, err := mark(ctx, stored, r.request.DeleteUntagged, r.cutoff, known)
 	if err != nil {

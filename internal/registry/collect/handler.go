@@ -45,6 +45,9 @@ func (c *Collector) Handler(draining *atomic.Bool) http.Handler {
 				if e.Removed != nil && !query.DryRun {
 					audit.Prune(ctx, c.store.Log, *e.Removed, request.CallerOf(ctx).Audit()...)
 				}
+				if e.Problem != "" {
+					c.store.Log.Warn("stored content is damaged", "problem", e.Problem)
+				}
 				if e.Phase != "" {
 					phase.Store(&e)
 				}

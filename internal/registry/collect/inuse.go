@@ -1,6 +1,11 @@
 package collect
 
 import (
+	"cmp"
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"maps"
 	"sync"
 	"time"
 
@@ -9,14 +14,24 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/api/gc"
 )
 
+// maxInUse bounds the record of what clients rely on, which takes up to 100 bytes for each digest.
+const maxInUse = 1_000_000
+
+// errInUse is the error of a collection that does not know everything that clients rely on.
+var errInUse = fmt.Errorf("clients have pushed or found more than %d digests within the grace period, more than the "+
+	"registry remembers, so nothing is removed: collect garbage again later, or with a shorter grace period", maxInUse)
+
 // blobsInUse remembers what clients of this process rely on: blobs that it told a client exist, so that a push
 // skips the upload; and manifests that it is about to store, with all that they need. A collection in this
 // process keeps that, even if it is already sweeping. Replicas do not share this: see the package comment. The zero
 // value is empty. It is safe for concurrent use.
 type blobsInUse struct {
-	mu     sync.Mutex
-	last   map[digest.Digest]time.Time
-	pruned time.Time
+	mu      sync.Mutex
+	pending map[shortName]int   // being looked up or stored, by so many requests
+	last    map[shortName]int64 // when it was last known to exist, in nanoseconds (Unix)
+	full    time.Time           // when something was last forgotten, because there was too much
+	pruned  time.Time
+	max     int // set by tests; 0 is maxInUse
 
 	// The collection that is sweeping. Without one, marked is nil.
 	marked *marking
@@ -26,36 +41,44 @@ type blobsInUse struct {
 	removing map[digest.Digest]chan struct{}
 }
 
-// record must be called before digests are looked up: then each is either kept, with all that it needs, or already
+// shortName is a digest in little memory.
+type shortName [sha256.Size]byte
+
+func shortNameOf(d digest.Digest) (name shortName) {
+	if d.Algorithm() == digest.SHA256 {
+		if n, err := hex.Decode(name[:], []byte(d.Encoded())); err == nil && n == len(name) {
+			return name
+		}
+	}
+	return sha256.Sum256([]byte(d))
+}
+
+// begin must be called before digests are looked up: then each is either kept, with all that it needs, or already
 // gone. It waits while one of them is being removed. It returns what the current collection has removed of them and
-// of what they need; it may have been pushed again since.
-func (u *blobsInUse) record(digests ...digest.Digest) (swept []digest.Digest) {
+// of what they need; it may have been pushed again since. The caller must call end.
+func (u *blobsInUse) begin(digests []digest.Digest) (swept []digest.Digest) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if u.pending == nil {
+		u.pending, u.last = map[shortName]int{}, map[shortName]int64{}
+	}
+	for _, d := range digests {
+		u.pending[shortNameOf(d)]++
+	}
 	for {
-		swept, removed := u.tryNote(digests)
+		swept, removed := u.needed(digests)
 		if removed == nil {
 			return swept
 		}
+		u.mu.Unlock()
 		<-removed
+		u.mu.Lock()
 	}
 }
 
-// tryNote returns a channel instead if something is being removed, which is closed at the end of that.
-func (u *blobsInUse) tryNote(digests []digest.Digest) (swept []digest.Digest, removed <-chan struct{}) {
-	u.mu.Lock()
-	defer u.mu.Unlock()
-	now := time.Now()
-	if u.last == nil || now.Sub(u.pruned) > time.Hour {
-		previous := u.last
-		u.last, u.pruned = map[digest.Digest]time.Time{}, now
-		for d, at := range previous {
-			if now.Sub(at) < gc.DefaultGrace { // no push takes longer
-				u.last[d] = at
-			}
-		}
-	}
-	for _, d := range digests {
-		u.last[d] = now
-	}
+// needed returns a channel instead if something is being removed, which is closed at the end of that. The caller holds
+// u.mu.
+func (u *blobsInUse) needed(digests []digest.Digest) (swept []digest.Digest, removed <-chan struct{}) {
 	if u.marked == nil {
 		return nil, nil
 	}
@@ -72,15 +95,51 @@ func (u *blobsInUse) tryNote(digests []digest.Digest) (swept []digest.Digest, re
 	return swept, nil
 }
 
-// sweep begins a sweep, which keeps what was noted after cutoff and what is noted from now on. The caller must not
-// use m until it has called end.
-func (u *blobsInUse) sweep(m *marking, cutoff time.Time) (end func()) {
+// end is called when digests were looked up. Those that exist are remembered.
+func (u *blobsInUse) end(digests []digest.Digest, exist bool) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
+	now := time.Now()
+	if now.Sub(u.pruned) > time.Hour {
+		u.pruned = now
+		maps.DeleteFunc(u.last, func(_ shortName, at int64) bool { // no push takes longer
+			return now.Sub(time.Unix(0, at)) >= gc.DefaultGrace
+		})
+	}
+	for _, d := range digests {
+		name := shortNameOf(d)
+		if u.pending[name]--; u.pending[name] == 0 {
+			delete(u.pending, name)
+		}
+		if !exist {
+			continue
+		}
+		if _, known := u.last[name]; !known && len(u.last) >= cmp.Or(u.max, maxInUse) {
+			u.full = now
+			continue
+		}
+		u.last[name] = now.UnixNano()
+	}
+}
+
+// has reports whether a client relies on d, or did after cutoff. The caller holds u.mu.
+func (u *blobsInUse) has(d digest.Digest, cutoff time.Time) bool {
+	name := shortNameOf(d)
+	return u.pending[name] > 0 || u.last[name] > cutoff.UnixNano()
+}
+
+// sweep begins a sweep, which keeps what was noted after cutoff and what is noted from now on. The caller must not
+// use m until it has called end.
+func (u *blobsInUse) sweep(m *marking, cutoff time.Time) (end func(), err error) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if u.full.After(cutoff) {
+		return nil, errInUse
+	}
 	u.marked, u.cutoff, u.swept = m, cutoff, map[digest.Digest]bool{}
 	u.removing = map[digest.Digest]chan struct{}{}
-	for d, at := range u.last {
-		if at.After(cutoff) {
+	for d := range m.names() {
+		if u.has(d, cutoff) {
 			m.add(d)
 		}
 	}
@@ -88,18 +147,18 @@ func (u *blobsInUse) sweep(m *marking, cutoff time.Time) (end func()) {
 		u.mu.Lock()
 		defer u.mu.Unlock()
 		u.marked, u.swept = nil, nil
-	}
+	}, nil
 }
 
 // remove calls do, which removes d, unless the current sweep must keep it, and reports whether it did. Only calls of
 // record that need d wait meanwhile. It may be called for several digests at once, but not for one.
 func (u *blobsInUse) remove(d digest.Digest, do func() error) (bool, error) {
-	return u.removeUnless(d, func() bool { return u.marked.keep[d] }, do)
+	return u.removeUnless(d, func() bool { return u.marked.kept(d) }, do)
 }
 
 // removeStray does the same for what is left of a manifest that is not stored, unless it is being stored.
 func (u *blobsInUse) removeStray(d digest.Digest, do func() error) (bool, error) {
-	return u.removeUnless(d, func() bool { return u.last[d].After(u.cutoff) }, do)
+	return u.removeUnless(d, func() bool { return u.has(d, u.cutoff) }, do)
 }
 
 func (u *blobsInUse) removeUnless(d digest.Digest, keep func() bool, do func() error) (bool, error) {

@@ -3,9 +3,8 @@ package collect
 import (
 	"context"
 	"fmt"
+	"iter"
 	"maps"
-	"path"
-	"slices"
 	"sync"
 	"time"
 
@@ -15,96 +14,148 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/registry/storage"
 )
 
-// marking is what is needed of an inventory. All digests are those under which content is stored.
+// references are what a manifest needs, and its subject, if that is not the zero value.
+type references struct {
+	needs   []content.Key
+	subject content.Key
+}
+
+// marking is what is needed of an inventory. Content is what is stored under a SHA-256 digest: other digests stand for
+// that, and those that stand for nothing are needed by nobody.
 type marking struct {
 	*content.Inventory
-	references map[digest.Digest]content.References // of the manifests
-	referrers  map[digest.Digest][]digest.Digest    // by subject
-	keep       map[digest.Digest]bool
+	references map[content.Key]references    // of the manifests
+	referrers  map[content.Key][]content.Key // by subject
+	// others are manifests whose content is missing, and whether they are kept.
+	others map[digest.Digest]bool
 }
 
 // mark keeps every manifest, or, if untagged manifests are removed, those pushed after cutoff, those that a tag or
 // a kept index refers to, and those whose subject (in the OCI image specification) is kept; and everything that these
-// refer to. It does not read manifests whose references are known.
+// refer to. Where a tag is damaged, every manifest may have it. It does not read manifests whose references are known.
 func mark(
-	ctx context.Context, i *content.Inventory, untagged bool, cutoff time.Time, known map[digest.Digest]content.References,
+	ctx context.Context, i *content.Inventory, untagged bool, cutoff time.Time, known map[content.Key]references,
 ) (*marking, error) {
 	m := &marking{
-		Inventory: i, references: map[digest.Digest]content.References{}, referrers: map[digest.Digest][]digest.Digest{},
-		keep: map[digest.Digest]bool{},
+		Inventory: i, references: map[content.Key]references{}, referrers: map[content.Key][]content.Key{},
+		others: map[digest.Digest]bool{},
 	}
-	var unknown []digest.Digest
+	var unknown []*content.Blob
 	for _, manifest := range i.Manifests {
-		d := i.Stored(manifest.Digest)
-		if _, done := m.references[d]; done || i.Blobs[d] == nil { // a missing manifest refers to nothing
+		b := i.Blob(manifest.Digest)
+		if b == nil { // a missing manifest refers to nothing
+			m.others[i.Stored(manifest.Digest)] = false
 			continue
 		}
-		r, ok := known[d]
-		if !ok {
-			unknown = append(unknown, d)
+		if _, done := m.references[b.Key]; done {
+			continue
 		}
-		m.references[d] = r
+		r, ok := known[b.Key]
+		if !ok {
+			unknown = append(unknown, b)
+		}
+		m.references[b.Key] = r
+	}
+	for link := range i.BackLinks {
+		if i.Blob(link.Digest) == nil {
+			m.others[i.Stored(link.Digest)] = false
+		}
 	}
 	var mu sync.Mutex
-	err := storage.InParallel(ctx, unknown, storage.Concurrency, func(ctx context.Context, d digest.Digest) error {
-		r, err := readReferences(ctx, i, d)
+	err := storage.InParallel(ctx, unknown, storage.Concurrency, func(ctx context.Context, b *content.Blob) error {
+		r, err := readReferences(ctx, i, b.Digest())
 		mu.Lock()
 		defer mu.Unlock()
-		m.references[d] = r
+		m.references[b.Key] = r
 		return err
 	})
 	if err != nil {
 		return nil, err
 	}
-	for d, r := range m.references {
-		if r.Subject != "" {
-			subject := i.Stored(r.Subject)
-			m.referrers[subject] = append(m.referrers[subject], d)
+	for k, r := range m.references {
+		if r.subject != (content.Key{}) {
+			m.referrers[r.subject] = append(m.referrers[r.subject], k)
 		}
 	}
+	unclear := i.Unclear()
 	for _, manifest := range i.Manifests {
-		if !untagged || i.Tagged[manifest.RepositoryDigest] != nil || manifest.Pushed.After(cutoff) {
+		_, unknown := unclear[manifest.Repository]
+		if !untagged || unknown || i.Tagged[manifest.RepositoryDigest] != nil || manifest.Pushed.After(cutoff) {
 			m.add(manifest.Digest)
 		}
 	}
 	return m, nil
 }
 
-func readReferences(ctx context.Context, i *content.Inventory, d digest.Digest) (content.References, error) {
+func readReferences(ctx context.Context, i *content.Inventory, d digest.Digest) (references, error) {
 	if ctx.Err() != nil {
-		return content.References{}, context.Cause(ctx)
+		return references{}, context.Cause(ctx)
 	}
-	data, err := i.Driver.GetContent(ctx, path.Join(i.Blobs[d].Path, "data"))
+	var parsed content.References
+	err := i.Decode(ctx, d, func(data []byte) (err error) {
+		if parsed, err = content.ParseReferences(data); err != nil {
+			err = fmt.Errorf("%w: its references are unknown, so nothing is removed: delete the manifest or push it again", err)
+		}
+		return err
+	})
 	if err != nil {
-		return content.References{}, fmt.Errorf("reading manifest %s: %w", d, err)
+		return references{}, fmt.Errorf("reading manifest %s: %w", d, err)
 	}
-	r, err := content.ParseReferences(data)
-	if err != nil {
-		return content.References{}, fmt.Errorf("manifest %s: %w: its references are unknown, so nothing is removed: "+
-			"delete the manifest or push it again", d, err)
+	var r references
+	for _, needed := range parsed.Needs {
+		if k, ok := content.KeyOf(i.Stored(needed)); ok {
+			r.needs = append(r.needs, k)
+		}
 	}
+	r.subject, _ = content.KeyOf(i.Stored(parsed.Subject))
 	return r, nil
+}
+
+// kept reports whether content is needed.
+func (m *marking) kept(d digest.Digest) bool {
+	if b := m.Blob(d); b != nil {
+		return b.Keep
+	}
+	return m.others[m.Stored(d)]
 }
 
 // add keeps content, everything that it needs, and what refers to it as its subject.
 func (m *marking) add(digests ...digest.Digest) {
-	queue := slices.Clone(digests)
-	for len(queue) > 0 {
-		d := m.Stored(queue[len(queue)-1])
-		queue = queue[:len(queue)-1]
-		if m.keep[d] {
-			continue
+	for _, d := range digests {
+		if k, ok := content.KeyOf(m.Stored(d)); ok {
+			m.addKey(k)
+		} else if _, exists := m.others[d]; exists {
+			m.others[d] = true
 		}
-		m.keep[d] = true
-		queue = append(queue, m.referrers[d]...)
-		queue = append(queue, m.references[d].Needs...) // none of a layer, whatever its content
 	}
 }
 
-// closure returns digests and all that they need, as manifests name them.
+func (m *marking) addKey(k content.Key) {
+	for queue := []content.Key{k}; len(queue) > 0; {
+		k := queue[len(queue)-1]
+		queue = queue[:len(queue)-1]
+		b := m.Find(k)
+		switch {
+		case b == nil:
+			d := k.Digest()
+			if kept, exists := m.others[d]; !exists || kept {
+				continue // nothing of it is stored
+			}
+			m.others[d] = true
+		case b.Keep:
+			continue
+		default:
+			b.Keep = true
+		}
+		queue = append(queue, m.referrers[k]...)
+		queue = append(queue, m.references[k].needs...) // none of a layer, whatever its content
+	}
+}
+
+// closure returns digests and all that they need.
 func (m *marking) closure(digests ...digest.Digest) (all []digest.Digest) {
 	seen := map[digest.Digest]bool{}
-	queue := slices.Clone(digests)
+	queue := append([]digest.Digest{}, digests...)
 	for len(queue) > 0 {
 		d := queue[len(queue)-1]
 		queue = queue[:len(queue)-1]
@@ -113,7 +164,11 @@ func (m *marking) closure(digests ...digest.Digest) (all []digest.Digest) {
 		}
 		seen[d] = true
 		all = append(all, d)
-		queue = append(queue, m.references[m.Stored(d)].Needs...)
+		if k, ok := content.KeyOf(m.Stored(d)); ok {
+			for _, needed := range m.references[k].needs {
+				queue = append(queue, needed.Digest())
+			}
+		}
 	}
 	return all
 }
@@ -127,17 +182,38 @@ func (m *marking) strayLinks() map[content.RepositoryDigest][]string {
 	return stray
 }
 
+// names returns everything that may be removed, by every name that manifests may have for it.
+func (m *marking) names() iter.Seq[digest.Digest] {
+	return func(yield func(digest.Digest) bool) {
+		for n := range m.Blobs {
+			if !yield(m.Blobs[n].Digest()) {
+				return
+			}
+		}
+		for d := range m.others {
+			if !yield(d) {
+				return
+			}
+		}
+		for d := range m.Canonical {
+			if !yield(d) {
+				return
+			}
+		}
+	}
+}
+
 // condemn returns what may be removed: what is not kept and was not written or linked after cutoff.
 func (m *marking) condemn(cutoff time.Time) garbageSet {
 	list := garbageSet{}
 	for _, manifest := range m.Manifests {
-		if d := m.Stored(manifest.Digest); !m.keep[d] {
-			list[d] = struct{}{}
+		if !m.kept(manifest.Digest) {
+			list[m.Stored(manifest.Digest)] = struct{}{}
 		}
 	}
-	for d, b := range m.Blobs {
-		if !m.keep[d] && !b.Young(cutoff) {
-			list[d] = struct{}{}
+	for n := range m.Blobs {
+		if b := &m.Blobs[n]; !b.Keep && !b.Young(cutoff) {
+			list[b.Digest()] = struct{}{}
 		}
 	}
 	for link := range m.strayLinks() {

@@ -1,8 +1,10 @@
 package collect
 
 import (
+	"cmp"
 	"context"
 	"errors"
+	"maps"
 	"slices"
 	"syscall"
 
@@ -16,52 +18,73 @@ import (
 // removeGarbage removes the manifests and blobs that are in the list and not kept, unless clients of this process need
 // them. Blobs that were written or linked after cutoff are kept, too.
 func (r *run) removeGarbage(ctx context.Context, m *marking, list garbageSet) error {
-	// Pushes change m.keep from here on.
-	var manifests []content.StoredManifest
+	// Pushes change what is kept from here on.
+	manifests := map[digest.Digest][]content.RepositoryDigest{} // by what is stored: the same in several repositories
+	var order []digest.Digest
 	for _, manifest := range m.Manifests {
-		if d := m.Stored(manifest.Digest); list.has(d) && !m.keep[d] {
-			manifests = append(manifests, manifest)
+		if d := m.Stored(manifest.Digest); list.has(d) && !m.kept(d) {
+			if manifests[d] == nil {
+				order = append(order, d)
+			}
+			manifests[d] = append(manifests[d], manifest.RepositoryDigest)
 		}
 	}
-	var blobs []digest.Digest
-	for _, d := range m.Order {
-		switch {
-		case m.keep[d]:
-		case m.Blobs[d].Young(r.cutoff):
+	var blobs []*content.Blob
+	for n := range m.Blobs {
+		switch b := &m.Blobs[n]; {
+		case b.Keep:
+		case b.Young(r.cutoff):
 			r.result.Kept++
-		case list.has(d):
-			blobs = append(blobs, d)
+		case list.has(b.Digest()):
+			blobs = append(blobs, b)
 		}
 	}
-	stray := m.strayLinks()
-	defer r.use.sweep(m, r.cutoff)()
-	ctx, syncRemovals := storage.WithRemovals(ctx)
-	for _, manifest := range manifests {
-		key := manifest.RepositoryDigest
-		paths := slices.Concat(m.History[key], []string{manifest.Path}, m.BackLinks[key])
-		if err := r.removeManifest(ctx, key, m.Stored(key.Digest), paths); err != nil {
-			return err
-		}
-	}
-	for key, links := range stray {
+	stray := map[digest.Digest][]string{}
+	for key, links := range m.strayLinks() {
 		if d := m.Stored(key.Digest); list.has(d) {
-			if _, err := r.use.removeStray(d, func() error { return r.remove(ctx, links...) }); err != nil {
+			stray[d] = append(stray[d], links...)
+		}
+	}
+	end, err := r.use.sweep(m, r.cutoff)
+	if err != nil {
+		return err
+	}
+	defer end()
+	ctx, syncRemovals := storage.WithRemovals(ctx)
+	err = storage.InParallel(ctx, order, r.atOnce(), func(ctx context.Context, d digest.Digest) error {
+		for _, key := range manifests[d] {
+			if err := r.removeManifest(ctx, key, d, m.Dirs(key)); err != nil {
 				return err
 			}
 		}
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	err = storage.InParallel(ctx, slices.Collect(maps.Keys(stray)), r.atOnce(),
+		func(ctx context.Context, d digest.Digest) error {
+			_, err := r.use.removeStray(d, func() error { return r.remove(ctx, stray[d]...) })
+			return err
+		})
+	if err != nil {
+		return err
 	}
 	// After a power cut, no manifest may be back without its blobs.
 	if err := syncRemovals(); err != nil {
 		return err
 	}
-	err := storage.InParallel(ctx, blobs, storage.Concurrency, func(ctx context.Context, d digest.Digest) error {
-		return r.removeBlob(ctx, d, m.Blobs[d])
+	err = storage.InParallel(ctx, blobs, r.atOnce(), func(ctx context.Context, b *content.Blob) error {
+		return r.removeBlob(ctx, b.Digest(), b, m.LinkDirs(b))
 	})
 	if err != nil {
 		return err
 	}
 	return syncRemovals()
 }
+
+// atOnce is how much is removed at once.
+func (r *run) atOnce() int { return cmp.Or(r.removals, storage.Concurrency) }
 
 // removeManifest removes a manifest from its repository: the paths that belong to it. Its blob, which has the stored
 // digest, is removed like other blobs.
@@ -72,14 +95,16 @@ func (r *run) removeManifest(
 	if !removed || err != nil {
 		return err
 	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
 	r.result.Manifests++
 	r.report(gc.Event{Removed: &gc.Removed{Repository: key.Repository, Digest: key.Digest.String()}})
 	return nil
 }
 
 // removeBlob removes a blob, its repository links first: while its data exists, the next collection finds it.
-func (r *run) removeBlob(ctx context.Context, d digest.Digest, b *content.Blob) error {
-	removed, err := r.use.remove(d, func() error { return r.remove(ctx, append(slices.Clone(b.Links), b.Path)...) })
+func (r *run) removeBlob(ctx context.Context, d digest.Digest, b *content.Blob, links []string) error {
+	removed, err := r.use.remove(d, func() error { return r.remove(ctx, append(links, b.Dir())...) })
 	if errors.Is(err, errConcurrentWrite) {
 		removed, err = false, nil // a push uses the blob
 	}

@@ -69,13 +69,7 @@ func backLinks(repository string, manifest v1.Descriptor, content []byte) ([]sto
 	if err != nil {
 		return nil, err
 	}
-	manifest.MediaType = cmp.Or(manifest.MediaType, m.mediaType)
-	if manifest.MediaType == "" { // optional in OCI manifests
-		manifest.MediaType = v1.MediaTypeImageManifest
-		if m.Children != nil {
-			manifest.MediaType = v1.MediaTypeImageIndex
-		}
-	}
+	manifest.MediaType = cmp.Or(manifest.MediaType, m.Type())
 	manifest.Size = int64(len(content))
 	manifest.ArtifactType = m.artifactType
 	var links []storedLink
@@ -135,25 +129,43 @@ func (s *Store) AddBackLinks(
 	})
 }
 
-// RemoveBackLinks removes the back links to a manifest that was deleted.
-func (s *Store) RemoveBackLinks(
-	ctx context.Context, repository string, manifest v1.Descriptor, content []byte,
-) error {
+// BackLinkDirs returns the directories of the back links to a manifest.
+func BackLinkDirs(repository string, d digest.Digest, content []byte) (dirs []string) {
+	links, _ := backLinks(repository, v1.Descriptor{Digest: d}, content) // none of what is no manifest
+	for _, link := range links {
+		dirs = append(dirs, path.Dir(link.path))
+	}
+	return dirs
+}
+
+// IsLinked reports whether a repository has a manifest with all of its back links.
+func (s *Store) IsLinked(ctx context.Context, repository string, manifest v1.Descriptor, content []byte) (bool, error) {
 	links, err := backLinks(repository, manifest, content)
 	if err != nil {
-		return nil //nolint:nilerr // a manifest that distribution accepted
+		return false, err
 	}
-	return storage.InParallel(ctx, links, storage.Concurrency, func(ctx context.Context, link storedLink) error {
-		err := s.Driver.Delete(ctx, path.Dir(link.path))
-		if storage.IsNotFound(err) {
-			return nil
+	links = append(links, storedLink{path: storage.RevisionPath(repository, manifest.Digest)})
+	missing := errors.New("missing")
+	err = storage.InParallel(ctx, links, storage.Concurrency, func(ctx context.Context, link storedLink) error {
+		found, err := s.Exists(ctx, link.path)
+		if err == nil && !found {
+			err = missing
 		}
 		return err
 	})
+	if errors.Is(err, missing) {
+		return false, nil
+	}
+	return err == nil, err
 }
 
-// IndexOf returns the digest of an index that contains a manifest, or "" if none does.
+// IndexOf returns the digest of an index that contains a manifest, or "" if none does. The index may not be stored: its
+// push may not have ended.
 func (s *Store) IndexOf(ctx context.Context, repository string, child digest.Digest) (index digest.Digest, err error) {
+	linked, err := storage.ListDigests(ctx, s.Driver, backLinkDir(repository, indexLinks, child))
+	if err != nil || len(linked) > 0 || s.Rebuilt.Load() {
+		return slices.Concat(linked, []digest.Digest{""})[0], err
+	}
 	err = s.eachReferring(ctx, repository, indexLinks, child, "", func(link backReference) (more bool, err error) {
 		index = link.Digest
 		return false, nil
@@ -247,7 +259,7 @@ func (s *Store) deriveBackLink(
 func (s *Store) complete(ctx context.Context, repository string, link *backReference) error {
 	s.completing.Lock()
 	defer s.completing.Unlock()
-	content, err := s.manifestContent(ctx, repository, link.Digest)
+	content, err := s.Unverified(ctx, repository, link.Digest)
 	if err != nil {
 		return err
 	}
@@ -261,7 +273,7 @@ func (s *Store) complete(ctx context.Context, repository string, link *backRefer
 // backLinksOf returns the back links of a stored manifest; none if it was deleted, if its link is damaged, or if it is
 // not a manifest as this release understands it.
 func (s *Store) backLinksOf(ctx context.Context, repository string, d digest.Digest) ([]storedLink, error) {
-	content, err := s.manifestContent(ctx, repository, d)
+	content, err := s.Unverified(ctx, repository, d)
 	if errors.Is(err, ErrUnknownManifest) || IsDamaged(err) {
 		return nil, nil
 	}

@@ -29,19 +29,28 @@ func (s *Store) Lacking(ctx context.Context, repository string, m Described) err
 		}
 		return list
 	}
-	for level := []Described{m}; len(level) > 0; {
-		var blobs, children []v1.Descriptor
-		for _, m := range level {
-			blobs = append(blobs, unseen(m.Blobs)...)
-			children = append(children, unseen(m.Children)...)
+	// What the manifests of an index say is in memory for a few of them.
+	var queue []v1.Descriptor
+	for found := []Described{m}; ; {
+		for _, m := range found {
+			blobs := unseen(m.Blobs)
+			err := storage.InParallel(ctx, blobs, storage.Concurrency, func(ctx context.Context, blob v1.Descriptor) error {
+				return s.needsBlob(ctx, repository, blob)
+			})
+			if err != nil {
+				return err
+			}
+			for _, child := range unseen(m.Children) {
+				queue = append(queue, v1.Descriptor{MediaType: child.MediaType, Digest: child.Digest, Size: child.Size})
+			}
 		}
-		err := storage.InParallel(ctx, blobs, storage.Concurrency, func(ctx context.Context, blob v1.Descriptor) error {
-			return s.needsBlob(ctx, repository, blob)
-		})
-		if err != nil {
-			return err
+		if len(queue) == 0 {
+			return nil
 		}
-		level, err = storage.InOrder(ctx, children, storage.ManifestConcurrency,
+		var err error
+		batch := queue[:min(len(queue), storage.ManifestConcurrency)]
+		queue = queue[len(batch):]
+		found, err = storage.InOrder(ctx, batch, storage.ManifestConcurrency,
 			func(ctx context.Context, child v1.Descriptor) (Described, error) {
 				return s.needsChild(ctx, repository, child)
 			})
@@ -49,7 +58,22 @@ func (s *Store) Lacking(ctx context.Context, repository string, m Described) err
 			return err
 		}
 	}
-	return nil
+}
+
+// LackingChild returns an error as Lacking does for a manifest of an index that does not exist. It reads no content.
+func (s *Store) LackingChild(ctx context.Context, repository string, m Described) error {
+	return storage.InParallel(ctx, m.Children, storage.Concurrency, func(ctx context.Context, child v1.Descriptor) error {
+		for _, link := range []string{storage.RevisionPath(repository, child.Digest),
+			storage.LayerPath(repository, child.Digest)} {
+			if found, err := s.Exists(ctx, link); found || err != nil {
+				return err
+			}
+		}
+		if oci.IsNonDistributable(child.MediaType) {
+			return nil
+		}
+		return distribution.ErrManifestBlobUnknown{Digest: child.Digest}
+	})
 }
 
 // needsChild returns what the manifest of an index says, or an error as lacking does.

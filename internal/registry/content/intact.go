@@ -212,5 +212,13 @@ func Examine(
 	} else if record == want {
 		return true, nil
 	}
-	return verifier.Verified(), want.write(ctx, driver, d)
+	if err := want.write(ctx, driver, d); err != nil {
+		return false, err
+	}
+	// A collection may have removed the blob meanwhile, and the record would stay.
+	if _, err := driver.Stat(ctx, storage.BlobPath(d)); storage.IsNotFound(err) {
+		_ = driver.Delete(ctx, storage.SizePath(d)) // the record of a blob that is just pushed again may be missing
+		return false, distribution.ErrBlobUnknown
+	}
+	return verifier.Verified(), nil
 }

@@ -1,9 +1,14 @@
 package content
 
 import (
+	"bytes"
 	"context"
+	"encoding/hex"
 	"errors"
+	"fmt"
 	"path"
+	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -11,26 +16,53 @@ import (
 	storagedriver "github.com/distribution/distribution/v3/registry/storage/driver"
 	"github.com/opencontainers/go-digest"
 
+	"github.com/zarf-dev/zarf-registry/internal/oci"
 	"github.com/zarf-dev/zarf-registry/internal/registry/storage"
 )
 
-// Inventory is what the storage holds, apart from unfinished uploads.
+// Inventory is what the storage holds, apart from unfinished uploads. It takes about 120 bytes for a blob with a link,
+// so that a million of them fit into a small pod: paths are derived from digests and repositories.
+//
+// Damaged links and tags never make it fail: see Damaged.
 type Inventory struct {
 	Driver    storagedriver.StorageDriver
+	Blobs     []Blob // by key
 	Manifests []StoredManifest
 	// Tagged are the tags of manifests that have any.
 	Tagged map[RepositoryDigest][]string
-	// History are the paths of entries for manifests that tags referred to once.
+	// History are the tags that referred to manifests once.
 	History map[RepositoryDigest][]string
 	// BackLinks are the directories of back links to manifests, stored or not.
 	BackLinks map[RepositoryDigest][]string
 	// Canonical are the SHA-256 digests of other digests.
 	Canonical map[digest.Digest]digest.Digest
-	Blobs     map[digest.Digest]*Blob // by SHA-256 digest
-	Order     []digest.Digest         // of blobs, as they were found
-	// DamagedTag is called for a tag whose link contains no digest. Without it, that is an error, because it is unknown
-	// what the tag keeps.
-	DamagedTag func(RepositoryTag)
+	// Damaged are tags and links that contain no digest. What they stand for is unknown.
+	Damaged []Damage
+
+	repositories map[string]int // numbers
+	names        []string       // by number
+	links        []blobLink     // by key
+	others       []otherLink
+	otherDirs    map[Key][]string // of links by other digests
+}
+
+// Damage is a damaged tag, or the damaged link of a manifest or a blob.
+type Damage struct {
+	Repository string        // empty for a link outside of repositories
+	Tag        string        // or
+	Digest     digest.Digest // of the link
+	Manifest   bool          // the link is a manifest's
+}
+
+// String says what is damaged and what to do.
+func (d Damage) String() string {
+	switch {
+	case d.Tag != "":
+		return fmt.Sprintf("the tag %s:%s is damaged: push it again, or delete it", d.Repository, d.Tag)
+	case d.Repository == "":
+		return fmt.Sprintf("the link of %s is damaged: push its image again", d.Digest)
+	}
+	return fmt.Sprintf("the link of %s@%s is damaged: push it again, or delete it", d.Repository, d.Digest)
 }
 
 // RepositoryTag is a tag of a repository.
@@ -45,82 +77,136 @@ type RepositoryDigest struct {
 // StoredManifest is a manifest of a repository.
 type StoredManifest struct {
 	RepositoryDigest
-	Path   string
 	Pushed time.Time // last
 }
 
-// Blob is a stored blob.
-type Blob struct {
-	Path string // its directory
-	Size int64
-	// Newest is when the blob was written, or last linked to a repository, be it by a mount.
-	Newest time.Time
-	Links  []string // directories in repositories
+// Key is a SHA-256 digest.
+type Key [32]byte
+
+// KeyOf returns the key of a SHA-256 digest.
+func KeyOf(d digest.Digest) (key Key, ok bool) {
+	encoded, ok := strings.CutPrefix(string(d), "sha256:")
+	if !ok || len(encoded) != 2*len(key) {
+		return key, false
+	}
+	_, err := hex.Decode(key[:], []byte(encoded))
+	return key, err == nil
 }
 
+// Digest returns the digest.
+func (k Key) Digest() digest.Digest { return digest.NewDigestFromBytes(digest.SHA256, k[:]) }
+
+// Blob is a stored blob.
+type Blob struct {
+	Key
+	// Keep is for users of the inventory.
+	Keep   bool
+	Size   int64
+	newest int64 // in nanoseconds (Unix)
+}
+
+// Newest is when the blob was written, or last linked to a repository, be it by a mount.
+func (b *Blob) Newest() time.Time { return time.Unix(0, b.newest).UTC() }
+
 // Young reports whether the grace period protects the blob.
-func (b *Blob) Young(cutoff time.Time) bool { return b.Newest.After(cutoff) }
+func (b *Blob) Young(cutoff time.Time) bool { return b.newest > cutoff.UnixNano() }
+
+// Dir is the blob's directory.
+func (b *Blob) Dir() string { return path.Dir(storage.BlobPath(b.Digest())) }
+
+// blobLink is a blob's link in a repository.
+type blobLink struct {
+	Key
+	repository uint32
+	at         int64 // in nanoseconds (Unix)
+}
+
+// otherLink is the link of a digest other than SHA-256.
+type otherLink struct {
+	digest digest.Digest
+	dir    string
+	at     time.Time
+}
 
 // Read reads everything.
 func (i *Inventory) Read(ctx context.Context) error {
 	i.Tagged, i.History = map[RepositoryDigest][]string{}, map[RepositoryDigest][]string{}
 	i.BackLinks, i.Canonical = map[RepositoryDigest][]string{}, map[digest.Digest]digest.Digest{}
-	links, tags, err := i.readRepositories(ctx)
+	i.repositories = map[string]int{}
+	tags, err := i.readRepositories(ctx)
 	if err != nil {
 		return err
 	}
 	if err := i.readTags(ctx, tags); err != nil {
 		return err
 	}
-	digestLinks, err := i.readBlobs(ctx)
-	if err != nil {
+	if err := i.readBlobs(ctx); err != nil {
 		return err
 	}
-	for _, l := range append(links, digestLinks...) {
-		if b := i.Blobs[l.digest]; b != nil {
-			b.Links = append(b.Links, l.path)
-			if l.at.After(b.Newest) {
-				b.Newest = l.at
-			}
+	byKey := func(a, b Key) int { return bytes.Compare(a[:], b[:]) }
+	if !slices.IsSortedFunc(i.Blobs, func(a, b Blob) int { return byKey(a.Key, b.Key) }) {
+		slices.SortFunc(i.Blobs, func(a, b Blob) int { return byKey(a.Key, b.Key) })
+	}
+	slices.SortFunc(i.links, func(a, b blobLink) int { return byKey(a.Key, b.Key) })
+	for _, l := range i.links {
+		if b := i.Find(l.Key); b != nil {
+			b.newest = max(b.newest, l.at)
 		}
 	}
+	i.otherDirs = map[Key][]string{}
+	for _, l := range i.others {
+		if b := i.Blob(l.digest); b != nil {
+			b.newest = max(b.newest, l.at.UnixNano())
+			i.otherDirs[b.Key] = append(i.otherDirs[b.Key], l.dir)
+		}
+	}
+	i.others = nil
 	return nil
 }
 
-// blobLink is a blob's link in a repository.
-type blobLink struct {
-	digest digest.Digest
-	path   string
-	at     time.Time
+// repository returns the name of a repository, which shares its memory, and its number.
+func (i *Inventory) repository(name string) (string, uint32) {
+	n, ok := i.repositories[name]
+	if !ok {
+		n, name = len(i.names), strings.Clone(name)
+		i.repositories[name] = n
+		i.names = append(i.names, name)
+	}
+	return i.names[n], uint32(n)
 }
 
-func (i *Inventory) readRepositories(ctx context.Context) (links []blobLink, tags []RepositoryTag, err error) {
+func (i *Inventory) readRepositories(ctx context.Context) (tags []RepositoryTag, err error) {
 	err = storage.WalkFiles(ctx, i.Driver, storage.RepositoriesPath, func(info storagedriver.FileInfo) error {
 		name := info.Path()
 		if m := storage.RevisionLink.FindStringSubmatch(name); m != nil {
-			d := storage.PathDigest(m[2], m[3])
-			if _, err := i.resolve(ctx, d, name); err != nil {
-				return err
-			}
-			i.Manifests = append(i.Manifests, StoredManifest{RepositoryDigest{m[1], d}, path.Dir(name), info.ModTime()})
+			repository, _ := i.repository(m[1])
+			key := RepositoryDigest{repository, storage.PathDigest(m[2], m[3])}
+			i.Manifests = append(i.Manifests, StoredManifest{key, info.ModTime()})
+			return i.resolve(ctx, Damage{Repository: repository, Digest: key.Digest, Manifest: true}, name)
 		} else if m := storage.BackLink.FindStringSubmatch(name); m != nil {
-			key := RepositoryDigest{m[1], storage.PathDigest(m[2], m[3])}
+			repository, _ := i.repository(m[1])
+			key := RepositoryDigest{repository, storage.PathDigest(m[2], m[3])}
 			i.BackLinks[key] = append(i.BackLinks[key], path.Dir(name))
 		} else if m := storage.HistoryLink.FindStringSubmatch(name); m != nil {
-			key := RepositoryDigest{m[1], storage.PathDigest(m[2], m[3])}
-			i.History[key] = append(i.History[key], path.Dir(name))
+			repository, _ := i.repository(m[1])
+			key := RepositoryDigest{repository, storage.PathDigest(m[3], m[4])}
+			i.History[key] = append(i.History[key], strings.Clone(m[2]))
 		} else if m := storage.LayerLink.FindStringSubmatch(name); m != nil {
-			stored, err := i.resolve(ctx, storage.PathDigest(m[2], m[3]), name)
-			if err != nil {
-				return err
+			repository, number := i.repository(m[1])
+			d := storage.PathDigest(m[2], m[3])
+			if k, ok := KeyOf(d); ok {
+				i.links = append(i.links, blobLink{k, number, info.ModTime().UnixNano()})
+				return nil
 			}
-			links = append(links, blobLink{stored, path.Dir(name), info.ModTime()})
+			i.others = append(i.others, otherLink{d, path.Dir(name), info.ModTime()})
+			return i.resolve(ctx, Damage{Repository: repository, Digest: d}, name)
 		} else if m := storage.CurrentLink.FindStringSubmatch(name); m != nil {
-			tags = append(tags, RepositoryTag{m[1], m[2]})
+			repository, _ := i.repository(m[1])
+			tags = append(tags, RepositoryTag{repository, strings.Clone(m[2])})
 		}
 		return nil
 	})
-	return links, tags, err
+	return tags, err
 }
 
 // readTags reads what tags refer to.
@@ -133,8 +219,8 @@ func (i *Inventory) readTags(ctx context.Context, tags []RepositoryTag) error {
 		switch {
 		case errors.Is(err, distribution.ErrBlobUnknown):
 			return nil // the tag was just deleted
-		case i.DamagedTag != nil && IsDamaged(err):
-			i.DamagedTag(t)
+		case IsDamaged(err):
+			i.Damaged = append(i.Damaged, Damage{Repository: t.Repository, Tag: t.Tag})
 			return nil
 		case err != nil:
 			return err
@@ -145,40 +231,38 @@ func (i *Inventory) readTags(ctx context.Context, tags []RepositoryTag) error {
 	})
 }
 
-func (i *Inventory) readBlobs(ctx context.Context) (links []blobLink, err error) {
-	i.Blobs = map[digest.Digest]*Blob{}
-	err = storage.WalkFiles(ctx, i.Driver, storage.BlobsPath, func(info storagedriver.FileInfo) error {
+func (i *Inventory) readBlobs(ctx context.Context) error {
+	return storage.WalkFiles(ctx, i.Driver, storage.BlobsPath, func(info storagedriver.FileInfo) error {
 		name := info.Path()
 		if m := storage.BlobData.FindStringSubmatch(name); m != nil {
-			d := storage.PathDigest(m[1], m[2])
-			i.Blobs[d] = &Blob{Path: path.Dir(name), Size: info.Size(), Newest: info.ModTime()}
-			i.Order = append(i.Order, d)
-		} else if m := storage.DigestLink.FindStringSubmatch(name); m != nil {
-			stored, err := i.resolve(ctx, storage.PathDigest(m[1], m[2]), name)
-			if err != nil {
-				return err
+			if k, ok := KeyOf(storage.PathDigest(m[1], m[2])); ok {
+				i.Blobs = append(i.Blobs, Blob{Key: k, Size: info.Size(), newest: info.ModTime().UnixNano()})
 			}
-			links = append(links, blobLink{stored, path.Dir(name), info.ModTime()})
+		} else if m := storage.DigestLink.FindStringSubmatch(name); m != nil {
+			d := storage.PathDigest(m[1], m[2])
+			i.others = append(i.others, otherLink{d, path.Dir(name), info.ModTime()})
+			return i.resolve(ctx, Damage{Digest: d}, name)
 		}
 		return nil
 	})
-	return links, err
 }
 
-// resolve returns the SHA-256 digest that the link of a digest contains, and remembers it. It reads no links that
-// distribution resolves by their name.
-func (i *Inventory) resolve(ctx context.Context, d digest.Digest, link string) (digest.Digest, error) {
-	if d.Algorithm() == digest.Canonical {
-		return d, nil
+// resolve remembers the SHA-256 digest that the link of another digest contains.
+func (i *Inventory) resolve(ctx context.Context, what Damage, link string) error {
+	if what.Digest.Algorithm() == digest.Canonical {
+		return nil // distribution resolves these by their name
 	}
 	stored, err := storage.ReadLink(ctx, i.Driver, link)
-	if errors.Is(err, distribution.ErrBlobUnknown) {
-		return d, nil // just deleted
+	switch {
+	case errors.Is(err, distribution.ErrBlobUnknown): // just deleted
+	case IsDamaged(err):
+		i.Damaged = append(i.Damaged, what)
+	case err != nil:
+		return err
+	case stored != what.Digest:
+		i.Canonical[what.Digest] = stored
 	}
-	if err == nil && stored != d {
-		i.Canonical[d] = stored
-	}
-	return stored, err
+	return nil
 }
 
 // Stored returns the digest under which content is stored.
@@ -187,4 +271,77 @@ func (i *Inventory) Stored(d digest.Digest) digest.Digest {
 		return stored
 	}
 	return d
+}
+
+// Blob returns the blob of a digest, or nil if it is missing.
+func (i *Inventory) Blob(d digest.Digest) *Blob {
+	k, ok := KeyOf(i.Stored(d))
+	if !ok {
+		return nil
+	}
+	return i.Find(k)
+}
+
+// Find returns the blob with a key, or nil if it is missing.
+func (i *Inventory) Find(k Key) *Blob {
+	n, ok := slices.BinarySearchFunc(i.Blobs, k, func(b Blob, k Key) int { return bytes.Compare(b.Key[:], k[:]) })
+	if !ok {
+		return nil
+	}
+	return &i.Blobs[n]
+}
+
+// LinkDirs returns the directories of a blob's links: in repositories, and of its other digests.
+func (i *Inventory) LinkDirs(b *Blob) (dirs []string) {
+	first, _ := slices.BinarySearchFunc(i.links, b.Key, func(l blobLink, k Key) int { return bytes.Compare(l.Key[:], k[:]) })
+	for _, l := range i.links[first:] {
+		if l.Key != b.Key {
+			break
+		}
+		dirs = append(dirs, path.Dir(storage.LayerPath(i.names[l.repository], b.Digest())))
+	}
+	return append(dirs, i.otherDirs[b.Key]...)
+}
+
+// Dirs returns the directories of a manifest in its repository: the entries of tags, itself, and its back links.
+func (i *Inventory) Dirs(m RepositoryDigest) (dirs []string) {
+	for _, tag := range i.History[m] {
+		dirs = append(dirs, storage.TagsDir(m.Repository)+"/"+tag+"/index/"+storage.DigestPath(m.Digest))
+	}
+	dirs = append(dirs, path.Dir(storage.RevisionPath(m.Repository, m.Digest)))
+	return append(dirs, i.BackLinks[m]...)
+}
+
+// Unclear are the repositories with damaged tags or damaged links of manifests. It is unknown which of their manifests
+// have tags.
+func (i *Inventory) Unclear() map[string]Damage {
+	unclear := map[string]Damage{}
+	for _, d := range i.Damaged {
+		if d.Tag != "" || d.Manifest {
+			unclear[d.Repository] = d
+		}
+	}
+	return unclear
+}
+
+// Decode calls decode with the content of a manifest, or of a configuration, which may be as large. Few large ones are
+// in memory at once.
+func (i *Inventory) Decode(ctx context.Context, d digest.Digest, decode func(data []byte) error) error {
+	b := i.Blob(d)
+	switch {
+	case b == nil:
+		return fmt.Errorf("%s is missing from the storage: push the image again", d)
+	case b.Size > oci.MaxManifestSize:
+		return fmt.Errorf("%s has %d bytes, more than a manifest may have", d, b.Size)
+	}
+	done, err := AwaitMemory(ctx, b.Size)
+	if err != nil {
+		return err
+	}
+	defer done()
+	data, err := i.Driver.GetContent(ctx, storage.BlobPath(b.Digest()))
+	if err != nil {
+		return err
+	}
+	return decode(data)
 }

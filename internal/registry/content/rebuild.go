@@ -52,11 +52,7 @@ func (s *Store) Rebuild(ctx context.Context) error {
 	if err != nil && !storage.IsNotFound(err) {
 		return fmt.Errorf("reading %s: %w", rebuiltPath, err)
 	}
-	began := rebuiltPath + ".began"
-	if err := s.Driver.PutContent(ctx, began, []byte("\n")); err != nil {
-		return err
-	}
-	info, err := s.Driver.Stat(ctx, began)
+	began, err := storage.Now(ctx, s.Driver, "")
 	if err != nil {
 		return err
 	}
@@ -71,11 +67,11 @@ func (s *Store) Rebuild(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	err = storage.InParallel(ctx, links, storage.Concurrency, s.rebuildLink)
+	err = storage.InParallel(ctx, links, storage.ManifestConcurrency, s.rebuildLink)
 	if err != nil {
 		return err
 	}
-	if content, err = json.Marshal(rebuildRecord{Since: info.ModTime()}); err != nil {
+	if content, err = json.Marshal(rebuildRecord{Since: began}); err != nil {
 		return err
 	}
 	return s.Driver.PutContent(ctx, rebuiltPath, content)

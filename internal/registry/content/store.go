@@ -8,7 +8,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"hash/maphash"
 	"io"
 	"io/fs"
 	"log/slog"
@@ -32,18 +31,9 @@ type Store struct {
 	Driver storagedriver.StorageDriver // distribution's
 	Log    *slog.Logger
 
-	Rebuilt   atomic.Bool      // all manifests have back links
-	linkLocks [64]sync.RWMutex // see Linking; a few repositories share one
+	Rebuilt atomic.Bool // all manifests have back links
 	// completing is locked while the annotations of a manifest are read for a list of referrers.
 	completing sync.Mutex
-}
-
-var lockSeed = maphash.MakeSeed()
-
-// Linking returns what is locked for a repository while one of its manifests is deleted, and read-locked while one is
-// written, so that a manifest has back links or is gone.
-func (s *Store) Linking(repository string) *sync.RWMutex {
-	return &s.linkLocks[maphash.String(lockSeed, repository)%uint64(len(s.linkLocks))]
 }
 
 // Tagged returns the digest of a tag's manifest, or "" if the tag does not exist.
@@ -57,7 +47,7 @@ var ErrUnknownManifest = errors.New("unknown manifest")
 
 // Manifest returns the content of a repository's manifest, or an error if it is damaged.
 func (s *Store) Manifest(ctx context.Context, repository string, d digest.Digest) ([]byte, error) {
-	content, err := s.manifestContent(ctx, repository, d)
+	content, err := s.Unverified(ctx, repository, d)
 	if err == nil && d.Algorithm().FromBytes(content) != d {
 		return nil, fmt.Errorf("manifest %s %w", d, errDamaged)
 	}
@@ -85,8 +75,8 @@ func (s *Store) readFile(ctx context.Context, path string, limit int64) ([]byte,
 	return content, err
 }
 
-// manifestContent returns the content of a repository's manifest without verifying it, or ErrUnknownManifest.
-func (s *Store) manifestContent(ctx context.Context, repository string, d digest.Digest) ([]byte, error) {
+// Unverified returns the content of a repository's manifest, which may be damaged, or ErrUnknownManifest.
+func (s *Store) Unverified(ctx context.Context, repository string, d digest.Digest) ([]byte, error) {
 	stored, err := s.ReadLink(ctx, storage.RevisionPath(repository, d))
 	if errors.Is(err, distribution.ErrBlobUnknown) {
 		return nil, ErrUnknownManifest

@@ -280,7 +280,10 @@ func (b requestBody) Read(p []byte) (int, error) {
 	}
 	n, err := b.e.body.Read(p)
 	b.e.received += int64(n)
-	b.e.bodyRead = b.e.bodyRead || err != nil
+	if err != nil && !b.e.bodyRead {
+		b.e.bodyRead = true
+		_ = b.e.control.SetReadDeadline(time.Time{})
+	}
 	return n, err
 }
 

@@ -12,9 +12,7 @@ import (
 	"fmt"
 	"maps"
 	"net/http"
-	"path"
 	"slices"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -34,8 +32,9 @@ import (
 // batchBytes is how much of a catalog is sent at once.
 const batchBytes = 4 << 10
 
-// Catalog serves the catalog of a store, one request at a time: it reads all manifests.
-func Catalog(store *content.Store, draining *atomic.Bool) http.Handler {
+// Catalog serves the catalog of a store, one request at a time: it reads all manifests. Root is the directory of a
+// filesystem, or "".
+func Catalog(store *content.Store, root string, draining *atomic.Bool) http.Handler {
 	reading := make(chan struct{}, 1)
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		caller := request.CallerOf(r.Context())
@@ -47,14 +46,15 @@ func Catalog(store *content.Store, draining *atomic.Bool) http.Handler {
 			request.WriteError(w,
 				request.Denied("the catalog needs a client certificate with the role %q", pki.OrganizationPush))
 		default:
-			serveCatalog(w, r, store, draining, reading)
+			serveCatalog(w, r, store, root, draining, reading)
 		}
 	})
 }
 
 // serveCatalog waits until reading is free, which has one place.
 func serveCatalog(
-	w http.ResponseWriter, r *http.Request, store *content.Store, draining *atomic.Bool, reading chan struct{},
+	w http.ResponseWriter, r *http.Request, store *content.Store, root string, draining *atomic.Bool,
+	reading chan struct{},
 ) {
 	request.Stream(r.Context(), draining, w, nil, func(ctx context.Context, send func(any)) {
 		select {
@@ -69,9 +69,12 @@ func serveCatalog(
 			send(bytes.Clone(lines.Bytes()))
 			lines.Reset()
 		}
-		began := time.Now()
+		began, err := storage.Now(ctx, store.Driver, root)
+		if err != nil { // the storage is full or read-only
+			began = time.Now()
+		}
 		last := catalog.Event{End: &began}
-		err := readCatalog(ctx, &content.Inventory{Driver: store.Driver}, func(e catalog.Event) error {
+		err = readCatalog(ctx, &content.Inventory{Driver: store.Driver}, func(e catalog.Event) error {
 			err := encoder.Encode(e)
 			if lines.Len() >= batchBytes {
 				flush()
@@ -87,26 +90,30 @@ func serveCatalog(
 	})
 }
 
-// readCatalog calls report for all blobs and then all manifests, ordered by repository and digest.
+// readCatalog calls report for damage, all blobs and then all manifests, ordered by repository and digest.
 func readCatalog(ctx context.Context, stored *content.Inventory, report func(catalog.Event) error) error {
 	if err := stored.Read(ctx); err != nil {
 		return fmt.Errorf("reading the storage: %w", err)
 	}
-	for _, d := range stored.Order {
-		b := stored.Blobs[d]
-		err := report(catalog.Event{Blob: &catalog.Blob{Digest: d, Size: b.Size, Written: b.Newest}})
+	for _, d := range stored.Damaged {
+		if err := report(catalog.Event{Problem: d.String()}); err != nil {
+			return err
+		}
+	}
+	for n := range stored.Blobs {
+		b := &stored.Blobs[n]
+		err := report(catalog.Event{Blob: &catalog.Blob{Digest: b.Digest(), Size: b.Size, Written: b.Newest()}})
 		if err != nil {
 			return err
 		}
 	}
 	manifests := map[content.RepositoryDigest]*catalog.Manifest{} // by the SHA-256 digest
-	unique := map[digest.Digest]bool{}
 	for _, m := range stored.Manifests {
 		key := content.RepositoryDigest{Repository: m.Repository, Digest: stored.Stored(m.Digest)}
 		listed := manifests[key]
 		if listed == nil {
 			listed = &catalog.Manifest{Repository: m.Repository, Digest: key.Digest}
-			manifests[key], unique[key.Digest] = listed, true
+			manifests[key] = listed
 		}
 		if m.Digest != key.Digest {
 			listed.Aliases = append(listed.Aliases, m.Digest)
@@ -116,45 +123,42 @@ func readCatalog(ctx context.Context, stored *content.Inventory, report func(cat
 		}
 		listed.Tags = append(listed.Tags, stored.Tagged[m.RepositoryDigest]...)
 	}
-	contents, err := describeAll(ctx, stored, slices.Collect(maps.Keys(unique)))
-	if err != nil {
-		return err
-	}
 	list := slices.SortedFunc(maps.Values(manifests), func(a, b *catalog.Manifest) int {
 		return cmp.Or(cmp.Compare(a.Repository, b.Repository), cmp.Compare(a.Digest, b.Digest))
 	})
-	for _, m := range list {
-		slices.Sort(m.Tags)
-		data := contents[m.Digest]
-		m.MediaType, m.ArtifactType, m.Predicates = data.MediaType, data.ArtifactType, data.Predicates
-		m.Platforms, m.Subject, m.Needs, m.Problem = data.Platforms, data.Subject, data.Needs, data.Problem
-		if err := report(catalog.Event{Manifest: m}); err != nil {
+	clear(manifests)
+	unclear := stored.Unclear()
+	// What manifests say is in memory for a few of them.
+	for batch := range slices.Chunk(list, 16*storage.Concurrency) {
+		contents, err := storage.InOrder(ctx, batch, storage.Concurrency,
+			func(ctx context.Context, m *catalog.Manifest) (*catalog.Manifest, error) {
+				data, err := describeManifest(ctx, stored, m.Digest)
+				if ctx.Err() != nil {
+					return nil, context.Cause(ctx)
+				}
+				if err != nil {
+					data = &catalog.Manifest{Problem: err.Error()}
+				}
+				return data, nil
+			})
+		if err != nil {
 			return err
+		}
+		for n, m := range batch {
+			slices.Sort(m.Tags)
+			data := contents[n]
+			m.MediaType, m.ArtifactType, m.Predicates = data.MediaType, data.ArtifactType, data.Predicates
+			m.Platforms, m.Subject, m.Needs, m.Problem = data.Platforms, data.Subject, data.Needs, data.Problem
+			if d, unknown := unclear[m.Repository]; unknown && len(m.Tags) == 0 {
+				m.Problem = cmp.Or(m.Problem, "it may have a tag: "+d.String())
+			}
+			if err := report(catalog.Event{Manifest: m}); err != nil {
+				return err
+			}
+			*m = catalog.Manifest{}
 		}
 	}
 	return nil
-}
-
-// describeAll returns what the contents of manifests say, by digest.
-func describeAll(ctx context.Context, i *content.Inventory, digests []digest.Digest) (
-	map[digest.Digest]*catalog.Manifest, error,
-) {
-	found := map[digest.Digest]*catalog.Manifest{}
-	var mu sync.Mutex
-	err := storage.InParallel(ctx, digests, storage.Concurrency, func(ctx context.Context, d digest.Digest) error {
-		m, err := describeManifest(ctx, i, d)
-		if ctx.Err() != nil {
-			return context.Cause(ctx)
-		}
-		if err != nil {
-			m = &catalog.Manifest{Problem: err.Error()}
-		}
-		mu.Lock()
-		defer mu.Unlock()
-		found[d] = m
-		return nil
-	})
-	return found, err
 }
 
 // predicateAnnotations name the type of an in-toto statement: BuildKit's at a layer, Sigstore's at the manifest.
@@ -164,14 +168,7 @@ var predicateAnnotations = []string{"in-toto.io/predicate-type", "predicateType"
 
 // describeManifest returns what the content of a manifest says.
 func describeManifest(ctx context.Context, i *content.Inventory, d digest.Digest) (*catalog.Manifest, error) {
-	data, err := readSmall(ctx, i, d)
-	if err != nil {
-		return nil, err
-	}
-	references, err := content.ParseReferences(data)
-	if err != nil {
-		return nil, err
-	}
+	var references content.References
 	var parts struct {
 		MediaType    string            `json:"mediaType"`
 		ArtifactType string            `json:"artifactType"`
@@ -180,7 +177,13 @@ func describeManifest(ctx context.Context, i *content.Inventory, d digest.Digest
 		Manifests    []v1.Descriptor   `json:"manifests"`
 		Annotations  map[string]string `json:"annotations"`
 	}
-	if err := json.Unmarshal(data, &parts); err != nil {
+	err := i.Decode(ctx, d, func(data []byte) (err error) {
+		if references, err = content.ParseLimited(data); err == nil {
+			err = json.Unmarshal(data, &parts)
+		}
+		return err
+	})
+	if err != nil {
 		return nil, err
 	}
 	m := &catalog.Manifest{MediaType: parts.MediaType, ArtifactType: parts.ArtifactType}
@@ -219,26 +222,10 @@ func describeManifest(ctx context.Context, i *content.Inventory, d digest.Digest
 	return m, nil
 }
 
-// readSmall returns a manifest or a configuration. Others are larger than the limit.
-func readSmall(ctx context.Context, i *content.Inventory, d digest.Digest) ([]byte, error) {
-	b := i.Blobs[d]
-	switch {
-	case b == nil:
-		return nil, fmt.Errorf("%s is missing from the storage: push the image again", d)
-	case b.Size > oci.MaxManifestSize:
-		return nil, fmt.Errorf("%s has %d bytes, more than a manifest may have", d, b.Size)
-	}
-	return i.Driver.GetContent(ctx, path.Join(b.Path, "data"))
-}
-
 // readPlatform returns that of an image's configuration.
 func readPlatform(ctx context.Context, i *content.Inventory, d digest.Digest) (*v1.Platform, error) {
-	data, err := readSmall(ctx, i, d)
-	if err != nil {
-		return nil, err
-	}
 	var platform v1.Platform
-	return &platform, json.Unmarshal(data, &platform)
+	return &platform, i.Decode(ctx, d, func(data []byte) error { return json.Unmarshal(data, &platform) })
 }
 
 // addPlatform adds a platform, unless it is that of an attestation.

@@ -49,7 +49,7 @@ func TestCatalogOfASlowStorage(t *testing.T) {
 		}
 		w := httptest.NewRecorder()
 		serveCatalog(w, httptest.NewRequestWithContext(t.Context(), "GET", catalog.Path, nil),
-			&content.Store{Driver: driver}, new(atomic.Bool), make(chan struct{}, 1))
+			&content.Store{Driver: driver}, "", new(atomic.Bool), make(chan struct{}, 1))
 		events, empty := 0, 0
 		for line := range strings.Lines(w.Body.String()) {
 			if line == "\n" {
@@ -65,4 +65,28 @@ func TestCatalogOfASlowStorage(t *testing.T) {
 			t.Errorf("%d events and %d empty lines", events, empty)
 		}
 	})
+}
+
+// lateDriver is a storage whose clock is behind.
+type lateDriver struct{ storagedriver.StorageDriver }
+
+func (d lateDriver) Stat(ctx context.Context, path string) (storagedriver.FileInfo, error) {
+	info, err := d.StorageDriver.Stat(ctx, path)
+	if err != nil {
+		return nil, err
+	}
+	return storagedriver.FileInfoInternal{FileInfoFields: storagedriver.FileInfoFields{Path: path, Size: info.Size(),
+		ModTime: info.ModTime().Add(-time.Hour)}}, nil
+}
+
+// D10: deletions compare the time of the catalog with those of files.
+func TestTheCatalogHasTheTimeOfTheStorage(t *testing.T) {
+	t.Parallel()
+	w := httptest.NewRecorder()
+	serveCatalog(w, httptest.NewRequestWithContext(t.Context(), "GET", catalog.Path, nil),
+		&content.Store{Driver: lateDriver{inmemory.New()}}, "", new(atomic.Bool), make(chan struct{}, 1))
+	read, err := catalog.Read(w.Body)
+	if err != nil || time.Since(read.At) < time.Hour {
+		t.Errorf("%v, %v", read, err)
+	}
 }

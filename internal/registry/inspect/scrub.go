@@ -103,8 +103,8 @@ func (s *Scrubber) Run(
 ) (scrub.Result, error) {
 	r := &scrubRun{
 		Scrubber: s, Inventory: content.Inventory{Driver: s.source.Driver}, pace: newPace(request.Rate), progress: progress,
-		report: report, parents: map[content.RepositoryDigest][]digest.Digest{}, missing: map[content.RepositoryDigest]bool{},
-		checked: map[digest.Digest]bool{}, revisions: map[content.RepositoryDigest]bool{},
+		report: report, others: map[content.RepositoryDigest][]digest.Digest{}, missing: map[content.RepositoryDigest]bool{},
+		checked: map[content.Key]bool{}, revisions: map[content.RepositoryDigest]bool{},
 	}
 	var err error
 	if r.record, err = s.read(ctx); err != nil {

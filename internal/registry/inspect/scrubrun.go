@@ -1,6 +1,7 @@
 package inspect
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"encoding/json"
@@ -8,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"iter"
 	"maps"
 	"slices"
 	"sync"
@@ -37,22 +39,30 @@ type scrubRun struct {
 	problems []scrub.Problem
 
 	mu sync.Mutex
-	// parents are the manifests that need content, in each repository; missing is what lacks a link there.
-	parents   map[content.RepositoryDigest][]digest.Digest
+	// parents are the manifests that need stored content, in their repository, ordered by that; others those of what is
+	// not stored. Missing is what lacks a link in a repository.
+	parents   []parent
+	others    map[content.RepositoryDigest][]digest.Digest
 	revisions map[content.RepositoryDigest]bool // the manifests of repositories
 	missing   map[content.RepositoryDigest]bool
 	// checked are the manifests that were compared with their digest, and whether they have it.
-	checked map[digest.Digest]bool
+	checked map[content.Key]bool
+}
+
+// parent is a manifest that needs content.
+type parent struct {
+	child    content.Key
+	manifest int32 // its number
 }
 
 func (r *scrubRun) all(ctx context.Context) error {
-	var damagedTags []content.RepositoryTag
-	r.DamagedTag = func(tag content.RepositoryTag) { damagedTags = append(damagedTags, tag) }
 	if err := r.Read(ctx); err != nil {
 		return fmt.Errorf("reading the storage: %w", err)
 	}
-	for _, tag := range damagedTags {
-		r.found(scrub.Problem{Kind: scrub.Damaged, Images: []scrub.Image{{Repository: tag.Repository, Tag: tag.Tag}}})
+	for _, d := range r.Damaged { // images name what a damaged link hides
+		if d.Tag != "" {
+			r.found(scrub.Problem{Kind: scrub.Damaged, Images: []scrub.Image{{Repository: d.Repository, Tag: d.Tag}}})
+		}
 	}
 	for _, m := range r.Manifests {
 		r.revisions[m.RepositoryDigest] = true
@@ -77,14 +87,23 @@ func (r *scrubRun) all(ctx context.Context) error {
 
 // readManifests compares manifests with their digests, and finds out what they need.
 func (r *scrubRun) readManifests(ctx context.Context) error {
-	return storage.InParallel(ctx, r.Manifests, storage.ManifestConcurrency, r.readManifest)
+	numbers := make([]int32, len(r.Manifests))
+	for n := range numbers {
+		numbers[n] = int32(n)
+	}
+	err := storage.InParallel(ctx, numbers, storage.ManifestConcurrency, r.readManifest)
+	slices.SortFunc(r.parents, func(a, b parent) int {
+		return cmp.Or(bytes.Compare(a.child[:], b.child[:]), cmp.Compare(a.manifest, b.manifest))
+	})
+	return err
 }
 
-func (r *scrubRun) readManifest(ctx context.Context, m content.StoredManifest) error {
+func (r *scrubRun) readManifest(ctx context.Context, number int32) error {
+	m := r.Manifests[number]
 	stored := r.Stored(m.Digest)
 	_, err := r.source.ReadLink(ctx, storage.RevisionPath(m.Repository, m.Digest))
 	switch {
-	case r.Blobs[stored] == nil, content.IsDamaged(err):
+	case r.Blob(stored) == nil, content.IsDamaged(err):
 		r.lacks(m.RepositoryDigest, m.Digest)
 		return nil
 	case err != nil && !errors.Is(err, distribution.ErrBlobUnknown):
@@ -102,8 +121,9 @@ func (r *scrubRun) readManifest(ctx context.Context, m content.StoredManifest) e
 		return err
 	}
 	intact := stored.Algorithm().FromBytes(data) == stored
+	key := r.Blob(stored).Key
 	r.mu.Lock()
-	r.checked[stored] = intact
+	r.checked[key] = intact
 	r.mu.Unlock()
 	if !intact {
 		return nil
@@ -113,12 +133,12 @@ func (r *scrubRun) readManifest(ctx context.Context, m content.StoredManifest) e
 		return nil //nolint:nilerr // not a manifest as this registry understands it
 	}
 	for _, blob := range described.Blobs {
-		if err := r.needs(ctx, m.RepositoryDigest, blob, storage.LayerPath(m.Repository, blob.Digest)); err != nil {
+		if err := r.needs(ctx, number, blob, storage.LayerPath(m.Repository, blob.Digest)); err != nil {
 			return err
 		}
 	}
 	for _, child := range described.Children {
-		if err := r.needs(ctx, m.RepositoryDigest, child, storage.RevisionPath(m.Repository, child.Digest)); err != nil {
+		if err := r.needs(ctx, number, child, storage.RevisionPath(m.Repository, child.Digest)); err != nil {
 			return err
 		}
 	}
@@ -126,7 +146,8 @@ func (r *scrubRun) readManifest(ctx context.Context, m content.StoredManifest) e
 }
 
 // needs records that a manifest needs content, to which the repository has a link.
-func (r *scrubRun) needs(ctx context.Context, m content.RepositoryDigest, needed v1.Descriptor, link string) error {
+func (r *scrubRun) needs(ctx context.Context, number int32, needed v1.Descriptor, link string) error {
+	m := r.Manifests[number].RepositoryDigest
 	if oci.IsNonDistributable(needed.MediaType) {
 		return nil
 	}
@@ -138,13 +159,14 @@ func (r *scrubRun) needs(ctx context.Context, m content.RepositoryDigest, needed
 	case err != nil:
 		return err
 	}
-	key := content.RepositoryDigest{Repository: m.Repository, Digest: stored}
-	r.mu.Lock()
-	r.parents[key] = append(r.parents[key], m.Digest)
-	r.mu.Unlock()
-	if r.Blobs[stored] == nil {
-		r.lacks(key, m.Digest)
+	b := r.Blob(stored)
+	if b == nil {
+		r.lacks(content.RepositoryDigest{Repository: m.Repository, Digest: stored}, m.Digest)
+		return nil
 	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.parents = append(r.parents, parent{b.Key, number})
 	return nil
 }
 
@@ -154,20 +176,38 @@ func (r *scrubRun) lacks(what content.RepositoryDigest, manifest digest.Digest) 
 	defer r.mu.Unlock()
 	r.missing[what] = true
 	if manifest != what.Digest {
-		r.parents[what] = append(r.parents[what], manifest)
+		r.others[what] = append(r.others[what], manifest)
+	}
+}
+
+// needing returns the manifests that need stored content.
+func (r *scrubRun) needing(d digest.Digest) iter.Seq[content.RepositoryDigest] {
+	return func(yield func(content.RepositoryDigest) bool) {
+		b := r.Blob(d)
+		if b == nil {
+			return
+		}
+		first, _ := slices.BinarySearchFunc(r.parents, b.Key, func(p parent, k content.Key) int {
+			return bytes.Compare(p.child[:], k[:])
+		})
+		for _, p := range r.parents[first:] {
+			if p.child != b.Key || !yield(r.Manifests[p.manifest].RepositoryDigest) {
+				return
+			}
+		}
 	}
 }
 
 // readBlobs reads the blobs that were not read before an interruption.
 func (r *scrubRun) readBlobs(ctx context.Context) error {
-	order := slices.Sorted(slices.Values(r.Order))
 	progress := scrub.Progress{}
-	for _, d := range order {
-		progress.Total += r.Blobs[d].Size
+	for _, b := range r.Blobs {
+		progress.Total += b.Size
 	}
 	saved := time.Now()
-	for _, d := range order {
-		intact, known := r.checked[d]
+	for _, b := range r.Blobs {
+		d := b.Digest()
+		intact, known := r.checked[b.Key]
 		var err error
 		switch {
 		case known:
@@ -181,9 +221,9 @@ func (r *scrubRun) readBlobs(ctx context.Context) error {
 					r.progress(new(progress))
 				}}
 			})
-			progress.Bytes -= r.Blobs[d].Size // counted below
+			progress.Bytes -= b.Size // counted below
 		}
-		progress.Bytes += r.Blobs[d].Size
+		progress.Bytes += b.Size
 		r.progress(new(progress))
 		if err == nil || errors.Is(err, distribution.ErrBlobUnknown) {
 			if !intact && r.exists(ctx, d) {
@@ -193,7 +233,7 @@ func (r *scrubRun) readBlobs(ctx context.Context) error {
 			return poll.Cause(ctx, errors.Join(fmt.Errorf("reading %s: %w", d, err), r.save(ctx)))
 		}
 		r.result.Blobs++
-		r.result.Bytes += r.Blobs[d].Size
+		r.result.Bytes += b.Size
 		if d > r.record.Last {
 			r.record.Last = d
 		}
@@ -216,10 +256,8 @@ func (r *scrubRun) exists(ctx context.Context, d digest.Digest) bool {
 // imagesNeeding returns the images that need stored content.
 func (r *scrubRun) imagesNeeding(d digest.Digest) []scrub.Image {
 	in := map[string]bool{}
-	for key := range r.parents {
-		if key.Digest == d {
-			in[key.Repository] = true
-		}
+	for m := range r.needing(d) {
+		in[m.Repository] = true
 	}
 	for _, m := range r.Manifests {
 		if r.Stored(m.Digest) == d {
@@ -254,7 +292,12 @@ func (r *scrubRun) images(what content.RepositoryDigest) []scrub.Image {
 		for _, tag := range r.Tagged[key] {
 			images = append(images, scrub.Image{Repository: what.Repository, Tag: tag, Digest: d})
 		}
-		parents := r.parents[key]
+		parents := slices.Clone(r.others[key])
+		for m := range r.needing(d) {
+			if m.Repository == what.Repository {
+				parents = append(parents, m.Digest)
+			}
+		}
 		if len(parents) == 0 && len(r.Tagged[key]) == 0 && r.revisions[key] {
 			images = append(images, scrub.Image{Repository: what.Repository, Digest: d})
 		}

@@ -91,7 +91,8 @@ type blobRepository struct {
 }
 
 func (r blobRepository) Blobs(ctx context.Context) distribution.BlobStore {
-	return blobStore{r.Repository.Blobs(ctx), r.Named(), r.source, &foundBlob{}}
+	// Uploads outlive their request: see Commit.
+	return blobStore{r.Repository.Blobs(context.WithoutCancel(ctx)), r.Named(), r.source, &foundBlob{}}
 }
 
 func (r blobRepository) Manifests(
@@ -127,7 +128,7 @@ func (s blobStore) Stat(ctx context.Context, d digest.Digest) (v1.Descriptor, er
 }
 
 // stat looks the blob up again. It notes first, if relied is set, that a client relies on the result.
-func (s blobStore) stat(ctx context.Context, d digest.Digest, relied bool) (v1.Descriptor, error) {
+func (s blobStore) stat(ctx context.Context, d digest.Digest, relied bool) (_ v1.Descriptor, err error) {
 	*s.last = foundBlob{}
 	stored, err := s.source.ReadLink(ctx, storage.LayerPath(s.name.Name(), d))
 	if content.IsDamaged(err) {
@@ -137,7 +138,8 @@ func (s blobStore) stat(ctx context.Context, d digest.Digest, relied bool) (v1.D
 		return v1.Descriptor{}, err
 	}
 	if relied {
-		s.source.collector.Rely(stored)
+		use := s.source.collector.Rely(stored)
+		defer func() { use.Done(err == nil) }()
 	}
 	size, _, err := s.source.Size(ctx, stored)
 	if err != nil {
@@ -230,7 +232,11 @@ func (c *blobContent) close() {
 
 // Resume continues an upload.
 func (s blobStore) Resume(ctx context.Context, id string) (distribution.BlobWriter, error) {
-	writer, err := s.BlobStore.Resume(ctx, id)
+	detached := context.WithoutCancel(ctx)
+	if intentOf(ctx).status {
+		detached = storage.ForStatus(detached)
+	}
+	writer, err := s.BlobStore.Resume(detached, id)
 	if err != nil {
 		volume.RecordNoSpace(ctx, err)
 		return nil, err
@@ -250,6 +256,7 @@ type blobWriter struct {
 	source  *Registry
 	full    bool // the file system has no space for it
 	removed bool
+	refused bool // by a collection: the client sends the rest of the upload, which is nothing, later
 }
 
 // Write implements [io.Writer].
@@ -281,6 +288,9 @@ func (w *blobWriter) Close() error {
 
 // Cancel removes the upload, also if the client has just disconnected, unless another request continues it.
 func (w *blobWriter) Cancel(ctx context.Context) error {
+	if w.refused {
+		return nil
+	}
 	w.removed = true
 	ctx = context.WithoutCancel(ctx)
 	// It fails after some errors, and after Commit.
@@ -294,19 +304,26 @@ func (w *blobWriter) Cancel(ctx context.Context) error {
 	return err
 }
 
-// Commit finishes the upload. It replaces an existing blob, which may be damaged.
-func (w *blobWriter) Commit(ctx context.Context, provisional v1.Descriptor) (v1.Descriptor, error) {
+// Commit finishes the upload, whether or not the client waits for it. It replaces an existing blob, which may be damaged.
+func (w *blobWriter) Commit(ctx context.Context, provisional v1.Descriptor) (blob v1.Descriptor, err error) {
+	ctx = context.WithoutCancel(ctx)
 	if err := w.source.collector.AdmitBlob(ctx, provisional.Digest); err != nil {
+		w.refused = true
 		return v1.Descriptor{}, err
 	}
-	w.source.collector.Rely(provisional.Digest)
-	blob, err := w.BlobWriter.Commit(content.ReplacingBlobs(ctx), provisional)
+	path := uploadPath(w.store.name.Name(), w.ID())
+	end := w.source.commits.begin(path, &commit{location: intentOf(ctx).upload, size: w.Size()})
+	defer func() { end(blob.Digest) }()
+	use := w.source.collector.Rely(provisional.Digest)
+	defer func() { use.Done(err == nil) }()
+	blob, err = w.BlobWriter.Commit(content.ReplacingBlobs(ctx), provisional)
 	w.recordError(err)
 	if err != nil || blob.Digest == provisional.Digest {
 		return blob, err
 	}
 	// Only now is the SHA-256 digest known. A collection may have removed the blob.
-	w.source.collector.Rely(blob.Digest)
+	canonical := w.source.collector.Rely(blob.Digest)
+	defer func() { canonical.Done(err == nil) }()
 	if found, err := w.source.Exists(ctx, storage.BlobPath(blob.Digest)); err != nil || !found {
 		return v1.Descriptor{}, cmp.Or(err,
 			request.Unavailable("the blob was garbage-collected during the upload: push it again"))

@@ -118,10 +118,27 @@ func TestAnUploadThatAnotherRequestContinuesIsKept(t *testing.T) {
 	begun := s.request(t, http.StatusAccepted, "POST", "/v2/a/blobs/uploads/", nil).Header().Get("Location")
 	complete := begun + "&digest=" + digest.FromString("x").String()
 	s.request(t, http.StatusInternalServerError, "PUT", complete, onRead(func([]byte) (int, error) {
-		s.request(t, http.StatusNoContent, "GET", begun, nil)
+		s.request(t, http.StatusAccepted, "PATCH", begun, strings.NewReader(""), "Content-Type", "")
 		return 0, io.EOF
 	}))
 	s.request(t, http.StatusCreated, "PUT", complete, strings.NewReader("x"))
+}
+
+// The minor finding of the review: asking does not end what another request sends.
+func TestAskingForTheStatusOfAnUploadDoesNotEndIt(t *testing.T) {
+	t.Parallel()
+	s := open(t, fmt.Sprintf("filesystem: {rootdirectory: %q}", t.TempDir()))
+	begun := s.request(t, http.StatusAccepted, "POST", "/v2/a/blobs/uploads/", nil).Header().Get("Location")
+	sent := false
+	s.request(t, http.StatusCreated, "PUT", begun+"&digest="+digest.FromString("x").String(),
+		onRead(func(p []byte) (int, error) {
+			if sent {
+				return 0, io.EOF
+			}
+			s.request(t, http.StatusNoContent, "GET", begun, nil)
+			sent = true
+			return copy(p, "x"), nil
+		}))
 }
 
 func TestUploadsThatFailOrAreCancelledLeaveNothing(t *testing.T) {

@@ -9,11 +9,11 @@ import (
 
 	"github.com/distribution/distribution/v3"
 	"github.com/distribution/distribution/v3/registry/api/errcode"
-	storagedriver "github.com/distribution/distribution/v3/registry/storage/driver"
 	"github.com/opencontainers/go-digest"
 	v1 "github.com/opencontainers/image-spec/specs-go/v1"
 
 	"github.com/zarf-dev/zarf-registry/internal/registry/content"
+	"github.com/zarf-dev/zarf-registry/internal/registry/request"
 	"github.com/zarf-dev/zarf-registry/internal/registry/storage"
 	"github.com/zarf-dev/zarf-registry/internal/registry/volume"
 )
@@ -36,10 +36,14 @@ func (m manifestStore) Put(
 
 func (m manifestStore) put(
 	ctx context.Context, manifest distribution.Manifest, options ...distribution.ManifestServiceOption,
-) (digest.Digest, error) {
+) (stored digest.Digest, err error) {
 	pushed := intentOf(ctx).push
-	m.source.collector.Rely(pushed.digests...)
-	if err := m.source.collector.Need(ctx, m.repository.Named().Name(), pushed.needs); err != nil {
+	own, needed := m.source.collector.Rely(pushed.digests...), m.source.collector.Rely(pushed.needs...)
+	defer func() {
+		own.Done(err == nil)
+		needed.Done(err == nil)
+	}()
+	if err := needed.Missing(ctx, m.repository.Named().Name()); err != nil {
 		return "", err
 	}
 	if err := m.source.Lacking(ctx, m.repository.Named().Name(), pushed.described); err != nil {
@@ -48,19 +52,7 @@ func (m manifestStore) put(
 		}
 		return "", err
 	}
-	mediaType, data, err := manifest.Payload()
-	if err != nil {
-		return "", err
-	}
-	name, named := m.repository.Named().Name(), cmp.Or(pushed.named, pushed.digests[0])
-	linking := m.source.Linking(name)
-	linking.RLock()
-	defer linking.RUnlock()
-	// They come first, so that no interrupted push leaves a manifest without them: the client would find it, and skip it.
-	if err := m.source.AddBackLinks(ctx, name, v1.Descriptor{MediaType: mediaType, Digest: named}, data); err != nil {
-		return "", err
-	}
-	stored, err := m.ManifestService.Put(content.Replacing(ctx, storage.BlobPath(pushed.digests[0])), manifest, options...)
+	stored, err = m.store(ctx, manifest, pushed, options...)
 	if hasForbiddenURLs(err) {
 		return "", errcode.ErrorCodeManifestInvalid.WithMessage("a layer of the image is stored at a URL from which this " +
 			"registry does not let nodes pull")
@@ -68,17 +60,54 @@ func (m manifestStore) put(
 	if err != nil {
 		return "", err
 	}
-	if pushed.named != "" {
-		if err := m.source.Link(ctx, storage.RevisionPath(name, named), stored); err != nil {
-			return "", err
-		}
-	}
 	for _, tag := range pushed.tags {
-		if err := m.repository.Tags(ctx).Tag(ctx, tag, v1.Descriptor{Digest: named}); err != nil {
+		if err := m.repository.Tags(ctx).Tag(ctx, tag, v1.Descriptor{Digest: cmp.Or(pushed.named, stored)}); err != nil {
 			return "", err
 		}
 	}
 	return stored, nil
+}
+
+// storeAttempts limits how often a manifest is written again that deletions have removed.
+const storeAttempts = 5
+
+// store writes a manifest with its links, until no deletion has removed any of them: see collect.Intent.
+func (m manifestStore) store(
+	ctx context.Context, manifest distribution.Manifest, pushed push, options ...distribution.ManifestServiceOption,
+) (digest.Digest, error) {
+	mediaType, data, err := manifest.Payload()
+	if err != nil {
+		return "", err
+	}
+	name := m.repository.Named().Name()
+	linked := v1.Descriptor{MediaType: mediaType, Digest: cmp.Or(pushed.named, pushed.digests[0])}
+	involved := slices.Clone(pushed.digests)
+	for _, child := range pushed.described.Children {
+		involved = append(involved, child.Digest)
+	}
+	for range storeAttempts {
+		// They come first, so that no interrupted push leaves a manifest without them: the client would find it, and skip it.
+		if err := m.source.AddBackLinks(ctx, name, linked, data); err != nil {
+			return "", err
+		}
+		stored, err := m.ManifestService.Put(content.Replacing(ctx, storage.BlobPath(pushed.digests[0])), manifest, options...)
+		if err == nil && pushed.named != "" {
+			err = m.source.Link(ctx, storage.RevisionPath(name, pushed.named), stored)
+		}
+		if err == nil {
+			err = m.source.collector.AwaitDeletions(ctx, name, involved...)
+		}
+		if err != nil {
+			return "", err
+		}
+		if err := m.source.LackingChild(ctx, name, pushed.described); err != nil {
+			return "", distribution.ErrManifestVerification{err}
+		}
+		if found, err := m.source.IsLinked(ctx, name, linked, data); found || err != nil {
+			return stored, err
+		}
+	}
+	return "", request.Unavailable("the manifest was deleted again and again while it was pushed: push it later")
 }
 
 // hasForbiddenURLs reports whether distribution refuses a manifest for the URLs of a layer, which would be a 500.
@@ -89,94 +118,33 @@ func hasForbiddenURLs(err error) bool {
 	})
 }
 
-// Delete removes a manifest, with all its digests and the tags of those that the caller did not name.
-func (m manifestStore) Delete(ctx context.Context, d digest.Digest) error {
-	linking := m.source.Linking(m.repository.Named().Name())
-	linking.Lock()
-	defer linking.Unlock()
-	if err := m.checkUnmodified(ctx, d); err != nil {
-		return err
-	}
-	manifest, err := m.Get(ctx, d)
-	if errors.As(err, new(storagedriver.Error)) {
-		return err
-	}
-	if err != nil { // it is missing or damaged
-		err := m.ManifestService.Delete(ctx, d)
-		if errors.Is(err, distribution.ErrBlobUnknown) { // an interrupted deletion may have left its tags
-			err = cmp.Or(m.untag(ctx, d), err)
-		}
-		return err
-	}
-	mediaType, data, err := manifest.Payload()
-	if err != nil {
-		return err
-	}
-	name := m.repository.Named().Name()
-	for _, algorithm := range []digest.Algorithm{digest.SHA256, digest.SHA384, digest.SHA512} {
-		other := algorithm.FromBytes(data)
-		if found, err := m.source.Exists(ctx, storage.RevisionPath(name, other)); err != nil || !found {
-			if err != nil {
-				return err
-			}
-			continue
-		}
-		if err := m.ManifestService.Delete(ctx, other); err != nil {
-			return err
-		}
-		removed := v1.Descriptor{MediaType: mediaType, Digest: other}
-		if err := m.source.RemoveBackLinks(ctx, name, removed, data); err != nil {
-			return err
-		}
-		if other != d {
-			if err := m.untag(ctx, other); err != nil {
-				return err
-			}
-		}
-	}
-	return nil
-}
-
-func (m manifestStore) untag(ctx context.Context, d digest.Digest) error {
-	service := m.repository.Tags(ctx)
-	tags, err := service.Lookup(ctx, v1.Descriptor{Digest: d})
-	for _, tag := range tags {
-		if err == nil {
-			err = service.Untag(ctx, tag)
-		}
-	}
-	return err
-}
-
 // Get returns a manifest. It does not exist if it is damaged, or if it must be complete and is not.
 func (m manifestStore) Get(
-	ctx context.Context, d digest.Digest, options ...distribution.ManifestServiceOption,
-) (distribution.Manifest, error) {
+	ctx context.Context, d digest.Digest, _ ...distribution.ManifestServiceOption,
+) (manifest distribution.Manifest, err error) {
 	name := m.repository.Named().Name()
 	unknown := distribution.ErrManifestUnknownRevision{Name: name, Revision: d}
 	if intentOf(ctx).complete { // a push that skips existing manifests
-		m.source.collector.Rely(d)
+		use := m.source.collector.Rely(d)
+		defer func() { use.Done(err == nil) }()
 	}
-	manifest, err := m.ManifestService.Get(ctx, d, options...)
-	var data []byte
-	if err == nil {
-		_, data, err = manifest.Payload()
+	data, err := m.source.Manifest(ctx, name, d)
+	if errors.Is(err, content.ErrUnknownManifest) || content.IsDamaged(err) {
+		return nil, unknown
 	}
 	if err != nil {
-		if _, found := m.source.Manifest(ctx, name, d); content.IsDamaged(found) {
-			err = unknown
-		}
 		return nil, err
 	}
-	if d.Algorithm().FromBytes(data) != d {
+	described, err := content.Describe(data) // which limits what distribution's decoders take
+	if err == nil {
+		manifest, _, err = distribution.UnmarshalManifest(described.Type(), data)
+	}
+	if err != nil {
+		m.source.Log.Warn("stored manifest is invalid", "repository", name, "digest", d.String(), "error", err)
 		return nil, unknown
 	}
 	if !intentOf(ctx).complete {
 		return manifest, nil
-	}
-	described, err := content.Describe(data)
-	if err != nil {
-		return manifest, nil //nolint:nilerr // not a manifest as this registry understands it
 	}
 	err = m.source.Lacking(ctx, name, described)
 	if errors.As(err, new(distribution.ErrManifestBlobUnknown)) || errors.As(err, new(errcode.Error)) {

@@ -4,15 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net/http"
-	"net/http/httptest"
 	"strings"
 	"testing"
 	"time"
 
-	"github.com/distribution/distribution/v3"
 	storagedriver "github.com/distribution/distribution/v3/registry/storage/driver"
-	"github.com/distribution/reference"
 	"github.com/opencontainers/go-digest"
 
 	"github.com/zarf-dev/zarf-registry/internal/api/gc"
@@ -50,62 +48,52 @@ func TestNoManifestIsFoundWithoutBackLinks(t *testing.T) {
 	}
 }
 
-// unreadable are manifests of the repository a that cannot be read.
-type unreadable struct {
-	distribution.ManifestService
-	distribution.Repository
-	failure error
-	deleted bool
-}
+// unreadable is a storage that fails to read manifests.
+type unreadable struct{ storagedriver.StorageDriver }
 
-func (*unreadable) Named() reference.Named { return repositoryA }
-
-func (u *unreadable) Get(
-	context.Context, digest.Digest, ...distribution.ManifestServiceOption,
-) (distribution.Manifest, error) {
-	return nil, u.failure
-}
-
-func (u *unreadable) Delete(context.Context, digest.Digest) error {
-	u.deleted = true
-	return nil
+func (d unreadable) Reader(ctx context.Context, path string, offset int64) (io.ReadCloser, error) {
+	return nil, storagedriver.Error{Detail: errors.New("unavailable")}
 }
 
 func TestDeletionOfUnreadableManifests(t *testing.T) {
 	t.Parallel()
-	s := openInMemory(t)
-	image := s.image(t, "layer")
-	d := digest.FromString(image)
-	s.request(t, http.StatusCreated, "PUT", "/v2/a/manifests/"+d.String(), strings.NewReader(image))
-	damage := errors.New("invalid character")
-	condition := func(since time.Duration) *deletion { return &deletion{since: time.Now().Add(since)} }
+	condition := func(since time.Duration) []string {
+		return []string{"If-Unmodified-Since", time.Now().Add(since).UTC().Format(http.TimeFormat)}
+	}
 	for name, tt := range map[string]struct {
-		failure   error
-		condition *deletion
-		deleted   bool
+		fails  bool
+		header []string
+		status int
 	}{
-		"damaged":                           {damage, nil, true},
-		"damaged, the condition holds":      {damage, condition(time.Hour), true},
-		"damaged, the condition fails":      {damage, condition(-time.Hour), false},
-		"the storage fails":                 {storagedriver.Error{Detail: damage}, nil, false},
-		"the storage fails, with condition": {storagedriver.Error{Detail: damage}, condition(time.Hour), false},
+		"damaged":                           {false, nil, http.StatusAccepted},
+		"damaged, the condition holds":      {false, condition(time.Hour), http.StatusAccepted},
+		"damaged, the condition fails":      {false, condition(-time.Hour), http.StatusPreconditionFailed},
+		"the storage fails":                 {true, nil, http.StatusInternalServerError},
+		"the storage fails, with condition": {true, condition(time.Hour), http.StatusInternalServerError},
 	} {
 		t.Run(name, func(t *testing.T) {
-			u := &unreadable{failure: tt.failure}
-			ctx := context.WithValue(t.Context(), intentKey{}, &intent{deletion: tt.condition})
-			err := manifestStore{u, u, s}.Delete(ctx, d)
-			if u.deleted != tt.deleted || (err == nil) != tt.deleted {
-				t.Errorf("deleted: %t, want %t: %v", u.deleted, tt.deleted, err)
+			s := openInMemory(t)
+			image := s.image(t, "layer")
+			d := digest.FromString(image)
+			s.request(t, http.StatusCreated, "PUT", "/v2/a/manifests/"+d.String(), strings.NewReader(image))
+			if err := s.Driver.PutContent(t.Context(), storage.BlobPath(d), []byte("{")); err != nil {
+				t.Fatal(err)
+			}
+			driver := s.Driver
+			if tt.fails {
+				s.Driver = unreadable{driver}
+			}
+			s.request(t, tt.status, "DELETE", "/v2/a/manifests/"+d.String(), nil, tt.header...)
+			_, err := driver.Stat(t.Context(), storage.RevisionPath("a", d))
+			if deleted := storage.IsNotFound(err); deleted != (tt.status == http.StatusAccepted) {
+				t.Errorf("deleted: %t", deleted)
 			}
 		})
 	}
 	// A manifest that does not exist has not been modified.
-	r := httptest.NewRequestWithContext(t.Context(), "DELETE", "/v2/a/manifests/"+digest.FromString("x").String(), nil)
-	r.Header.Set("If-Unmodified-Since", time.Now().UTC().Format(http.TimeFormat))
-	w := httptest.NewRecorder()
-	if s.ServeHTTP(w, r); w.Code != http.StatusNotFound {
-		t.Errorf("status %d: %s", w.Code, w.Body)
-	}
+	s := openInMemory(t)
+	s.request(t, http.StatusNotFound, "DELETE", "/v2/a/manifests/"+digest.FromString("x").String(), nil,
+		condition(0)...)
 }
 
 func TestRepeatedDeletionRemovesTags(t *testing.T) {

@@ -36,7 +36,7 @@ func (s blobStore) Create(
 		}
 		options = append(options, mountStored{from, v1.Descriptor{Digest: stored, Size: size}})
 	}
-	writer, err := s.BlobStore.Create(ctx, options...)
+	writer, err := s.BlobStore.Create(context.WithoutCancel(ctx), options...)
 	var mounted distribution.ErrBlobMounted
 	if errors.As(err, &mounted) && named != stored {
 		if err := s.source.Link(ctx, storage.LayerPath(s.name.Name(), named), stored); err != nil {

@@ -37,11 +37,12 @@ type push struct {
 // digest, and the response header OCI-Subject. An upload that needs what another process's collection may remove waits:
 // see package collect.
 func (s *Registry) pushManifest(w http.ResponseWriter, r *http.Request, to request.Target, in *intent) {
-	data, err := io.ReadAll(io.LimitReader(r.Body, oci.MaxManifestSize+1))
+	data, done, err := content.Receive(r.Context(), r.Body)
 	if err != nil { // the client has disconnected, or sends nothing
 		request.WriteError(w, request.ErrCanceled)
 		return
 	}
+	defer done()
 	pushed, stored, err := newPush(to.Manifest, r.URL.Query(), data)
 	if err != nil {
 		request.WriteError(w, err)
@@ -98,12 +99,7 @@ func newPush(name string, query url.Values, data []byte) (p push, stored string,
 	if err != nil {
 		return push{}, "", errcode.ErrorCodeManifestInvalid.WithDetail(err.Error())
 	}
-	r, err := content.ParseReferences(data)
-	if err != nil {
-		return push{}, "", errcode.ErrorCodeManifestInvalid.WithDetail(err.Error())
-	}
-	p = push{subject: m.Subject, digests: []digest.Digest{digest.FromBytes(data)}, needs: r.Needs,
-		described: m}
+	p = push{subject: m.Subject, digests: []digest.Digest{digest.FromBytes(data)}, needs: m.Needs, described: m}
 	d := digest.Digest(name)
 	if d.Validate() != nil {
 		return p, name, nil

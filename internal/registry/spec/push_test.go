@@ -55,11 +55,14 @@ func open(t *testing.T, storage string) *Registry {
 }
 
 // request sends a request and fails the test unless the status is as given.
-func (s *Registry) request(t *testing.T, status int, method, path string, body io.Reader) *httptest.ResponseRecorder {
+func (s *Registry) request(t *testing.T, status int, method, path string, body io.Reader, header ...string) *httptest.ResponseRecorder {
 	t.Helper()
 	w := httptest.NewRecorder()
 	r := httptest.NewRequestWithContext(t.Context(), method, path, body)
 	r.Header.Set("Content-Type", manifestType)
+	for i := 0; i < len(header); i += 2 {
+		r.Header.Set(header[i], header[i+1])
+	}
 	s.ServeHTTP(w, r)
 	if w.Code != status {
 		t.Fatalf("%s %s: status %d, want %d: %s", method, path, w.Code, status, w.Body)

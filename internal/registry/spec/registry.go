@@ -28,9 +28,11 @@ import (
 // Registry serves requests. All methods are safe for concurrent use, except Use.
 type Registry struct {
 	*content.Store
+	readOnly  bool
 	collector *collect.Collector
 	space     *volume.Space
 	tags      tagLocks
+	commits   commits
 	app       *handlers.App // distribution's
 	next      http.Handler  // the app, but for tests
 	limited   http.Handler
@@ -43,7 +45,7 @@ func Open(config *configuration.Configuration, log *slog.Logger) (s *Registry, e
 			err = fmt.Errorf("configuration: %v", p)
 		}
 	}()
-	s = &Registry{Store: &content.Store{Log: log}}
+	s = &Registry{Store: &content.Store{Log: log}, readOnly: storage.ReadOnly(config.Storage)}
 	config.Middleware = map[string][]configuration.Middleware{
 		"registry": {{Name: unbufferedBlobs, Options: configuration.Parameters{"source": s}}}, // sets Driver
 		"storage":  {{Name: content.IntactContent}},
@@ -71,8 +73,10 @@ func (s *Registry) ServeHTTP(w http.ResponseWriter, r *http.Request) { s.limited
 type intent struct {
 	push      push               // of a manifest
 	admission *collect.Admission // of that; nil of other requests
-	deletion  *deletion          // with a condition, or nil
+	condition *condition         // of a deletion, or nil
 	mount     digest.Digest      // of the blob to mount, or ""
+	upload    string             // the path and query of an upload
+	status    bool               // the client asks for that of an upload
 	complete  bool               // a manifest exists only if everything that it needs does
 }
 
@@ -98,7 +102,17 @@ func (s *Registry) serve(w http.ResponseWriter, r *http.Request) {
 		s.deleteUnmodified(w, r, in)
 	case r.Method == http.MethodPost && to.Upload && isSinglePost(r):
 		s.uploadAtOnce(w, r)
+	case to.Upload && r.Method != http.MethodPost:
+		s.continueUpload(w, r, to)
 	default:
+		if d, err := digest.Parse(r.URL.Query().Get("mount")); err == nil && to.Upload {
+			// What is refused is refused before it is sent.
+			if err := s.collector.AdmitBlob(r.Context(), d); err != nil {
+				request.WriteError(w, err)
+				return
+			}
+			in.mount = d
+		}
 		s.distribute(w, r)
 	}
 }
@@ -115,13 +129,12 @@ func (s *Registry) distribute(w http.ResponseWriter, r *http.Request) {
 	if accept := strings.Join(r.Header["Accept"], ","); accept == "" || strings.Contains(accept, "*") {
 		r.Header.Set("Accept", oci.Accept)
 	}
+	in.upload = r.URL.RequestURI()
+	in.status = r.Method == http.MethodGet || r.Method == http.MethodHead
 	if r.Method == http.MethodHead {
 		caller := request.CallerOf(r.Context())
 		in.complete = caller == nil || caller.Pushes
 	}
 	r.Form = r.URL.Query()
-	if d, err := digest.Parse(r.Form.Get("mount")); err == nil && r.Method == http.MethodPost {
-		in.mount = d
-	}
 	s.next.ServeHTTP(w, r)
 }

@@ -30,5 +30,5 @@ func (s *Registry) uploadAtOnce(w http.ResponseWriter, r *http.Request) {
 	finish.Method, finish.URL = http.MethodPut, location
 	d := url.Values{"digest": {r.URL.Query().Get("digest")}}
 	finish.URL.RawQuery = strings.TrimPrefix(location.RawQuery+"&"+d.Encode(), "&")
-	s.distribute(w, finish)
+	s.continueUpload(w, finish, request.TargetOf(r))
 }

@@ -9,32 +9,46 @@ import (
 	"sync"
 
 	"github.com/distribution/distribution/v3"
-	"github.com/opencontainers/go-digest"
 	v1 "github.com/opencontainers/image-spec/specs-go/v1"
 
 	"github.com/zarf-dev/zarf-registry/internal/registry/content"
+	"github.com/zarf-dev/zarf-registry/internal/registry/request"
 	"github.com/zarf-dev/zarf-registry/internal/registry/storage"
 	"github.com/zarf-dev/zarf-registry/internal/registry/volume"
 )
 
-// currentTags protects pushes against deletions of manifests. Distribution looks up the tags of the deleted
-// manifest, and then removes them, whatever they refer to by then: a tag that a push has moved in between
-// would be lost. Another process may still move a tag between the check here and the removal, because storage
-// cannot do both at once. It belongs to one request.
+// currentTags are a repository's tags, for one request.
 type currentTags struct {
 	distribution.TagService
 	source     *Registry
 	repository string
-	deleted    digest.Digest // the manifest whose tags the request removes, or ""
 }
 
-// Tag lets the tag refer to the manifest, unless that will be refused: the previous one stays.
+// Tag lets the tag refer to the manifest, unless that will be refused: the previous one stays. If that is being deleted,
+// the tag may be removed although it has moved: it is written again.
 func (t *currentTags) Tag(ctx context.Context, tag string, manifest v1.Descriptor) error {
 	if a := intentOf(ctx).admission; a != nil {
 		if err := a.ConfirmTag(ctx); err != nil {
 			return err
 		}
 	}
+	previous := t.source.Tagged(ctx, t.repository, tag)
+	for range storeAttempts {
+		if err := t.write(ctx, tag, manifest); err != nil || previous == "" || previous == manifest.Digest {
+			return err
+		}
+		if err := t.source.collector.AwaitDeletions(ctx, t.repository, previous); err != nil {
+			return err
+		}
+		// Another push may have moved it meanwhile.
+		if found, err := t.source.Exists(ctx, storage.TagPath(t.repository, tag)); found || err != nil {
+			return err
+		}
+	}
+	return request.Unavailable("the tag was deleted again and again while it was pushed: push it later")
+}
+
+func (t *currentTags) write(ctx context.Context, tag string, manifest v1.Descriptor) error {
 	defer t.source.tags.lock(t.repository, tag)()
 	err := t.TagService.Tag(ctx, tag, manifest)
 	volume.RecordNoSpace(ctx, err)
@@ -50,26 +64,12 @@ func (t *currentTags) Get(ctx context.Context, tag string) (v1.Descriptor, error
 	return manifest, err
 }
 
-// Lookup returns the tags of a manifest. Only a deletion calls it.
-func (t *currentTags) Lookup(ctx context.Context, manifest v1.Descriptor) ([]string, error) {
-	t.deleted = manifest.Digest
-	return t.TagService.Lookup(ctx, manifest)
-}
+// Lookup returns nothing: only deletions call it, and manifestStore.Delete has removed the tags.
+func (t *currentTags) Lookup(context.Context, v1.Descriptor) ([]string, error) { return nil, nil }
 
-// Untag removes the tag, unless the request deletes a manifest and the tag refers to another one.
+// Untag removes the tag.
 func (t *currentTags) Untag(ctx context.Context, tag string) error {
 	defer t.source.tags.lock(t.repository, tag)()
-	if t.deleted != "" {
-		link, err := t.source.Driver.GetContent(ctx, storage.TagPath(t.repository, tag))
-		switch {
-		case storage.IsNotFound(err):
-			return nil
-		case err != nil:
-			return err
-		case string(link) != t.deleted.String():
-			return nil
-		}
-	}
 	return t.TagService.Untag(ctx, tag)
 }
 

@@ -1,74 +1,49 @@
 package spec
 
 import (
-	"context"
+	"net/http"
+	"strings"
+	"sync/atomic"
 	"testing"
+	"time"
 
-	"github.com/distribution/distribution/v3"
-	"github.com/distribution/distribution/v3/registry/storage/driver/inmemory"
+	storagedriver "github.com/distribution/distribution/v3/registry/storage/driver"
 	"github.com/opencontainers/go-digest"
-	v1 "github.com/opencontainers/image-spec/specs-go/v1"
 
-	"github.com/zarf-dev/zarf-registry/internal/registry/content"
 	"github.com/zarf-dev/zarf-registry/internal/registry/storage"
 )
 
-// storedTags stores tags like distribution. Lookup returns all tags.
-type storedTags struct {
-	distribution.TagService
-	source *Registry
-}
-
-func (s storedTags) Tag(ctx context.Context, tag string, manifest v1.Descriptor) error {
-	return s.source.Driver.PutContent(ctx, storage.TagPath("a", tag), []byte(manifest.Digest))
-}
-
-func (s storedTags) Lookup(context.Context, v1.Descriptor) ([]string, error) {
-	return []string{"kept", "moved"}, nil
-}
-
-func (s storedTags) Untag(ctx context.Context, tag string) error {
-	return s.source.Driver.Delete(ctx, storage.TagPath("a", tag))
-}
-
-// TestDeletionKeepsTagsThatMoved moves a tag after a deletion of its manifest has looked it up.
+// A tag moves, in another process, after a deletion of its manifest has decided to remove it.
 func TestDeletionKeepsTagsThatMoved(t *testing.T) {
 	t.Parallel()
-	source := &Registry{Store: &content.Store{Driver: inmemory.New()}}
-	request := func() distribution.TagService {
-		return &currentTags{TagService: storedTags{source: source}, source: source, repository: "a"}
+	root := t.TempDir()
+	other := openAt(t, root, unchanged)
+	first, second := other.image(t, "layer"), other.image(t, "another layer")
+	for _, tag := range []string{"gone", "moved"} {
+		other.request(t, http.StatusCreated, "PUT", "/v2/a/manifests/"+tag, strings.NewReader(first))
 	}
-	first, second := digest.FromString("first"), digest.FromString("second")
-	push, deletion := request(), request()
-	for _, tag := range []string{"kept", "moved"} {
-		if err := push.Tag(t.Context(), tag, v1.Descriptor{Digest: first}); err != nil {
-			t.Fatal(err)
-		}
+	pushed := make(chan int, 1)
+	s := openAt(t, root, func(d storagedriver.StorageDriver) storagedriver.StorageDriver {
+		return hookedDriver{StorageDriver: d, fired: new(atomic.Bool), beforeDelete: storage.TagsDir("a") + "/moved",
+			hook: func() {
+				go func() { pushed <- ask(t, other, "PUT", "/v2/a/manifests/moved", manifestType, second).Code }()
+				for n := 0; n < 1000 && other.Tagged(t.Context(), "a", "moved") != digest.FromString(second); n++ {
+					time.Sleep(time.Millisecond)
+				}
+			}}
+	})
+	s.request(t, http.StatusAccepted, "DELETE", manifestPath(first), nil)
+	if code := <-pushed; code != http.StatusCreated {
+		t.Fatalf("push: %d", code)
 	}
-	tags, err := deletion.Lookup(t.Context(), v1.Descriptor{Digest: first})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := push.Tag(t.Context(), "moved", v1.Descriptor{Digest: second}); err != nil {
-		t.Fatal(err)
-	}
-	for range 2 { // another deletion may have removed the tag
-		for _, tag := range tags {
-			if err := deletion.Untag(t.Context(), tag); err != nil {
-				t.Errorf("%s: %v", tag, err)
-			}
-		}
-	}
-	if got := source.Tagged(t.Context(), "a", "kept"); got != "" {
+	if got := other.Tagged(t.Context(), "a", "gone"); got != "" {
 		t.Errorf("the tag of the deleted manifest refers to %s", got)
 	}
-	if got := source.Tagged(t.Context(), "a", "moved"); got != second {
+	if got := other.Tagged(t.Context(), "a", "moved"); got != digest.FromString(second) {
 		t.Errorf("the tag that moved refers to %q", got)
 	}
-	if err := request().Untag(t.Context(), "moved"); err != nil {
-		t.Error(err)
-	}
-	if got := source.Tagged(t.Context(), "a", "moved"); got != "" {
+	s.request(t, http.StatusAccepted, "DELETE", "/v2/a/manifests/moved", nil)
+	if got := other.Tagged(t.Context(), "a", "moved"); got != "" {
 		t.Errorf("the deleted tag refers to %s", got)
 	}
 }

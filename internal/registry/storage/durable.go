@@ -52,19 +52,21 @@ func init() {
 	}
 }
 
-// UseDurableFiles configures the middleware, if the storage is a file system. The others use it.
+// UseDurableFiles configures the middleware, if the storage is a file system, and large parts for S3. Middleware that is
+// configured already uses it.
 func UseDurableFiles(config *configuration.Configuration) {
 	if root, ok := FilesystemRoot(config.Storage); ok {
 		files := configuration.Middleware{Name: durableFilesystem, Options: configuration.Parameters{"root": root}}
 		config.Middleware["storage"] = slices.Insert(config.Middleware["storage"], 0, files)
 	}
+	useLargeParts(config)
 }
 
 // durable returns a durableDriver for the directory of a driver.
 func durable(driver storagedriver.StorageDriver, root string) *durableDriver {
 	files := &durableFiles{
 		StorageDriver: driver, root: filepath.Clean(root),
-		pending: map[string]chan struct{}{}, complete: map[string]bool{},
+		pending: map[string]chan struct{}{}, complete: map[string]*os.File{},
 		writers: map[string]weak.Pointer[durableWriter]{},
 	}
 	files.making.count = map[string]int{}
@@ -119,8 +121,8 @@ type durableFiles struct {
 	// pending are files and directories that have got their name or were removed, but whose parent is not synced. The
 	// channel is closed then.
 	pending map[string]chan struct{}
-	// complete are the files of uploads that have all their content and are synced.
-	complete map[string]bool
+	// complete are the files of uploads that have all their content and are synced. They stay locked until they are moved.
+	complete map[string]*os.File
 	// writers are the newest of each file. Distribution does not close all of them: the runtime closes their files.
 	writers map[string]weak.Pointer[durableWriter]
 }
@@ -229,9 +231,17 @@ func (f *durableFiles) Delete(ctx context.Context, name string) error {
 // again: the state of its digest would vouch for other content.
 //
 // Older writers of the file end, also those of requests that are still open: what they write would be in a blob, but
-// not in its digest.
-func (f *durableFiles) Writer(_ context.Context, name string, extend bool) (storagedriver.FileWriter, error) {
+// not in its digest. Those of other processes do not: the file is locked, and there is no other writer until they close
+// it.
+func (f *durableFiles) Writer(ctx context.Context, name string, extend bool) (storagedriver.FileWriter, error) {
 	target, lasting := f.path(name), !inUpload(name)
+	if ctx.Value(statusKey{}) != nil {
+		file, err := os.Stat(target)
+		if err != nil {
+			return nil, err
+		}
+		return uploadStatus{size: file.Size()}, nil
+	}
 	made, err := f.makeParents(target, lasting)
 	if err != nil {
 		return nil, err
@@ -247,6 +257,20 @@ func (f *durableFiles) Writer(_ context.Context, name string, extend bool) (stor
 	}
 	return w, nil
 }
+
+type statusKey struct{}
+
+// ForStatus returns a context in which a writer only knows its size, and leaves others alone.
+func ForStatus(ctx context.Context) context.Context { return context.WithValue(ctx, statusKey{}, true) }
+
+type uploadStatus struct {
+	storagedriver.FileWriter // nil: a status is not written
+	size                     int64
+}
+
+func (s uploadStatus) Size() int64 { return s.size }
+
+func (uploadStatus) Close() error { return nil }
 
 // durableWriter writes to a file. It does not buffer, so that everything can be synced by the file's name.
 type durableWriter struct {
@@ -270,7 +294,7 @@ func (w *durableWriter) open(flag int) (err error) {
 	w.files.writers[w.name] = weak.Make(w)
 	w.files.mu.Unlock()
 	if older != nil {
-		_ = older.end(ErrWriterReplaced)
+		older.replace()
 	}
 	if w.files.isComplete(w.name) {
 		return errWriterCommitted
@@ -278,8 +302,50 @@ func (w *durableWriter) open(flag int) (err error) {
 	if w.file, err = os.OpenFile(w.name, flag, 0o666); err != nil {
 		return err
 	}
+	if err := lock(w.file); err != nil {
+		return err
+	}
 	w.size, err = w.file.Seek(0, io.SeekEnd)
 	return err
+}
+
+// lock locks a file that was just opened, which must still have its name: another process may have made it a blob. NFS
+// and SMB pass the lock on to their server. Where there are no locks, there is one process.
+func lock(file *os.File) error {
+	err := unix.Flock(int(file.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+	switch {
+	case errors.Is(err, unix.EWOULDBLOCK):
+		return errLocked
+	case err != nil:
+		return nil //nolint:nilerr // the file system has no locks
+	}
+	opened, err := file.Stat()
+	if err != nil {
+		return err
+	}
+	named, err := os.Stat(file.Name())
+	if err == nil && !os.SameFile(opened, named) {
+		err = &fs.PathError{Op: "lock", Path: file.Name(), Err: fs.ErrNotExist}
+	}
+	return err
+}
+
+// replace ends the writing for another request of this process, which needs the lock.
+func (w *durableWriter) replace() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.ended = cmp.Or(w.ended, ErrWriterReplaced)
+	if w.file != nil {
+		_ = unix.Flock(int(w.file.Fd()), unix.LOCK_UN) // it may be closed
+	}
+}
+
+// unlock closes a file. A process that is just being started may have it open, too, and with it the lock.
+func unlock(file *os.File) error {
+	if file != nil {
+		_ = unix.Flock(int(file.Fd()), unix.LOCK_UN) // or there are no locks
+	}
+	return file.Close()
 }
 
 // end ends the writing, unless it has ended, and returns why it has.
@@ -306,21 +372,28 @@ func (w *durableWriter) Write(p []byte) (int, error) {
 var (
 	errWriterClosed    = errors.New("already closed")
 	errWriterCommitted = errors.New("already committed")
+	errLocked          = errors.New("a request to another replica still continues the upload: retry when it has ended")
 
 	// ErrWriterReplaced is the error of a writer whose file has a newer one.
 	ErrWriterReplaced = errors.New("another request continues the upload")
 )
 
 // Close ends the writing. What was not committed is not synced.
-func (w *durableWriter) Close() error {
+func (w *durableWriter) Close() (err error) {
 	_ = w.end(errWriterClosed)
+	w.files.mu.Lock()
+	kept := w.file != nil && w.files.complete[w.name] == w.file // until it is forgotten
+	w.files.mu.Unlock()
+	if !kept {
+		err = unlock(w.file)
+	}
 	w.files.mu.Lock()
 	if w.files.writers[w.name] == weak.Make(w) {
 		delete(w.files.writers, w.name)
 	}
 	w.files.mu.Unlock()
 	w.made.abandon()
-	return w.file.Close()
+	return err
 }
 
 // Cancel removes the file, also if it is closed: distribution then removes the rest of the upload. The file of a newer
@@ -351,7 +424,7 @@ func (w *durableWriter) Commit(context.Context) error {
 	}
 	if !w.made.lasting {
 		w.files.mu.Lock()
-		w.files.complete[w.name] = true
+		w.files.complete[w.name] = w.file
 		w.files.mu.Unlock()
 	}
 	w.ended = errWriterCommitted
@@ -361,7 +434,7 @@ func (w *durableWriter) Commit(context.Context) error {
 func (f *durableFiles) isComplete(upload string) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return f.complete[upload]
+	return f.complete[upload] != nil
 }
 
 // forget is for the file of an upload that was moved, or for its directory, which was removed.
@@ -369,6 +442,9 @@ func (f *durableFiles) forget(upload string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	for _, file := range []string{upload, filepath.Join(upload, "data")} {
+		if locked := f.complete[file]; locked != nil {
+			_ = unlock(locked)
+		}
 		delete(f.complete, file)
 		delete(f.writers, file)
 	}

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"regexp"
 	"strings"
+	"time"
 
 	"github.com/distribution/distribution/v3"
 	storagedriver "github.com/distribution/distribution/v3/registry/storage/driver"
@@ -19,11 +20,11 @@ const (
 )
 
 // The paths that garbage collection needs. The first group of those in repositories is the repository;
-// digests are two groups, algorithm and encoded; the second group of CurrentLink is the tag.
+// digests are two groups, algorithm and encoded; the second group of CurrentLink and HistoryLink is the tag.
 var (
 	RevisionLink = regexp.MustCompile(`^` + RepositoriesPath + `/(.+)/_manifests/revisions/([^/]+)/([^/]+)/link$`)
 	CurrentLink  = regexp.MustCompile(`^` + RepositoriesPath + `/(.+)/_manifests/tags/([^/]+)/current/link$`)
-	HistoryLink  = regexp.MustCompile(`^` + RepositoriesPath + `/(.+)/_manifests/tags/[^/]+/index/([^/]+)/([^/]+)/link$`)
+	HistoryLink  = regexp.MustCompile(`^` + RepositoriesPath + `/(.+)/_manifests/tags/([^/]+)/index/([^/]+)/([^/]+)/link$`)
 	LayerLink    = regexp.MustCompile(`^` + RepositoriesPath + `/(.+)/_layers/([^/]+)/([^/]+)/link$`)
 	DigestLink   = regexp.MustCompile(`^` + BlobsPath + `/([^/]+)/[^/]+/([^/]+)/link$`)
 	BackLink     = regexp.MustCompile(
@@ -34,6 +35,11 @@ var (
 // TagPath is the path of the link that is a tag.
 func TagPath(repository, tag string) string {
 	return RepositoriesPath + "/" + repository + "/_manifests/tags/" + tag + "/current/link"
+}
+
+// TagsDir is the directory of a repository's tags.
+func TagsDir(repository string) string {
+	return RepositoriesPath + "/" + repository + "/_manifests/tags"
 }
 
 // DigestLinkPath is the path of the link from a digest other than SHA-256 to the SHA-256 digest.
@@ -78,6 +84,21 @@ func blobDir(d digest.Digest) string {
 
 func PathDigest(algorithm, encoded string) digest.Digest {
 	return digest.NewDigestFromEncoded(digest.Algorithm(algorithm), encoded)
+}
+
+// clockPath is written to read the storage's clock.
+const clockPath = RootPath + "/zarf-registry/clock"
+
+// Now returns the time by the clock that stamps files.
+func Now(ctx context.Context, driver storagedriver.StorageDriver, root string) (time.Time, error) {
+	if err := PutRecord(ctx, driver, root, clockPath, []byte("\n")); err != nil {
+		return time.Time{}, err
+	}
+	info, err := driver.Stat(ctx, clockPath)
+	if err != nil {
+		return time.Time{}, err
+	}
+	return info.ModTime(), nil
 }
 
 func ReadLink(ctx context.Context, driver storagedriver.StorageDriver, path string) (digest.Digest, error) {

@@ -50,6 +50,11 @@ func (d ignoreMissing) List(ctx context.Context, name string) ([]string, error) 
 	return names, err
 }
 
+// List returns the paths of what is in a directory; none if it is missing.
+func List(ctx context.Context, driver storagedriver.StorageDriver, dir string) ([]string, error) {
+	return ignoreMissing{driver}.List(ctx, dir)
+}
+
 // ListDigests returns the digests that the directories ALGORITHM/HEX in dir stand for; none if it is missing.
 func ListDigests(
 	ctx context.Context, driver storagedriver.StorageDriver, dir string,

@@ -1,0 +1,85 @@
+package spec
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"net/http"
+	"slices"
+	"sync/atomic"
+
+	"github.com/distribution/distribution/v3/registry/api/errcode"
+	"github.com/distribution/reference"
+	"github.com/opencontainers/go-digest"
+
+	"github.com/zarf-dev/zarf-registry/internal/api/deletion"
+	"github.com/zarf-dev/zarf-registry/internal/registry/audit"
+	"github.com/zarf-dev/zarf-registry/internal/registry/request"
+)
+
+// Deletions serves deletions of many manifests.
+func (s *Registry) Deletions(draining *atomic.Bool) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Method != http.MethodPost {
+			w.Header().Set("Allow", http.MethodPost)
+			request.WriteError(w, errcode.ErrorCodeUnsupported.WithMessage("deletions require POST"))
+			return
+		}
+		if s.readOnly {
+			request.WriteErrorAs(w, http.StatusMethodNotAllowed, errcode.ErrorCodeUnsupported.WithMessage(
+				"the registry is read-only"))
+			return
+		}
+		var query deletion.Request
+		err := json.NewDecoder(http.MaxBytesReader(w, r.Body, deletion.MaxRequest)).Decode(&query)
+		if err == nil {
+			err = validate(query)
+		}
+		if err != nil {
+			http.Error(w, err.Error(), http.StatusBadRequest)
+			return
+		}
+		request.Stream(r.Context(), draining, w, func() any { return struct{}{} },
+			func(ctx context.Context, send func(any)) {
+				last := deletion.Event{End: true}
+				for _, repository := range slices.Sorted(maps.Keys(query.Manifests)) {
+					err := s.deleteManifests(ctx, repository, query.Manifests[repository], query.Since,
+						func(d digest.Digest, existed bool, kept error) {
+							e := deletion.Event{Repository: repository, Digest: d}
+							if kept != nil {
+								e.Kept = kept.Error()
+							} else if existed {
+								audit.Log(ctx, s.Log, audit.ActionDelete, request.Reference(repository, d.String()), d.String(),
+									request.CallerOf(ctx).Audit()...)
+							}
+							send(e)
+						})
+					if err != nil {
+						s.Log.Error("deleting manifests failed", "repository", repository, "error", err)
+						last = deletion.Event{Error: err.Error()}
+						break
+					}
+				}
+				send(last)
+			})
+	})
+}
+
+func validate(query deletion.Request) error {
+	if query.Since.IsZero() {
+		return errors.New("since is missing: when the catalog was read")
+	}
+	for repository, digests := range query.Manifests {
+		if _, err := reference.WithName(repository); err != nil {
+			return fmt.Errorf("repository %q: %w", repository, err)
+		}
+		for _, d := range digests {
+			if err := d.Validate(); err != nil {
+				return fmt.Errorf("manifest %q of %s: %w", d, repository, err)
+			}
+		}
+	}
+	return nil
+}

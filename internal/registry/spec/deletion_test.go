@@ -1,0 +1,294 @@
+package spec
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	storagedriver "github.com/distribution/distribution/v3/registry/storage/driver"
+	"github.com/opencontainers/go-digest"
+
+	"github.com/zarf-dev/zarf-registry/internal/registry/collect"
+	"github.com/zarf-dev/zarf-registry/internal/registry/storage"
+	"github.com/zarf-dev/zarf-registry/internal/registry/volume"
+)
+
+const indexType = "application/vnd.oci.image.index.v1+json"
+
+// hookedDriver calls a function once, before something happens to a path.
+type hookedDriver struct {
+	storagedriver.StorageDriver
+	fired                   *atomic.Bool
+	beforeDelete, afterRead string
+	beforeSecondStat        string
+	stats                   *atomic.Int32
+	hook                    func()
+}
+
+// fire calls the hook once, which may use the driver itself.
+func (d hookedDriver) fire() {
+	if d.fired.CompareAndSwap(false, true) {
+		d.hook()
+	}
+}
+
+func (d hookedDriver) Stat(ctx context.Context, path string) (storagedriver.FileInfo, error) {
+	if path == d.beforeSecondStat && d.stats.Add(1) == 2 {
+		d.fire()
+	}
+	return d.StorageDriver.Stat(ctx, path)
+}
+
+func (d hookedDriver) Delete(ctx context.Context, path string) error {
+	if path == d.beforeDelete {
+		d.fire()
+	}
+	return d.StorageDriver.Delete(ctx, path)
+}
+
+func (d hookedDriver) Reader(ctx context.Context, path string, offset int64) (io.ReadCloser, error) {
+	reader, err := d.StorageDriver.Reader(ctx, path, offset)
+	if path == d.afterRead {
+		d.fire()
+	}
+	return reader, err
+}
+
+// openAt opens a registry on a directory, as one of several processes.
+func openAt(t *testing.T, root string, wrap func(storagedriver.StorageDriver) storagedriver.StorageDriver) *Registry {
+	t.Helper()
+	s := open(t, fmt.Sprintf("filesystem: {rootdirectory: %q}", root))
+	s.Rebuilt.Store(true)
+	s.Driver = wrap(s.Driver)
+	c := collect.New(s.Store, root)
+	c.Times = shortTimes
+	s.Use(c, volume.New("", s.Log))
+	return s
+}
+
+func unchanged(d storagedriver.StorageDriver) storagedriver.StorageDriver { return d }
+
+// ask sends a request, and returns the response.
+func ask(t *testing.T, s *Registry, method, path, mediaType, body string, header ...string) *httptest.ResponseRecorder {
+	t.Helper()
+	w := httptest.NewRecorder()
+	r := httptest.NewRequestWithContext(context.Background(), method, path, strings.NewReader(body))
+	r.Header.Set("Content-Type", mediaType)
+	for i := 0; i < len(header); i += 2 {
+		r.Header.Set(header[i], header[i+1])
+	}
+	s.ServeHTTP(w, r)
+	return w
+}
+
+func ifUnmodified(after time.Duration) []string {
+	return []string{"If-Unmodified-Since", time.Now().Add(after).UTC().Format(http.TimeFormat)}
+}
+
+func manifestPath(content string) string {
+	return "/v2/a/manifests/" + digest.FromString(content).String()
+}
+
+func indexOfOne(child string) string {
+	return fmt.Sprintf(`{"schemaVersion":2,"mediaType":%q,"manifests":[{"mediaType":%q,"digest":%q,"size":%d}]}`, indexType,
+		manifestType, digest.FromString(child), len(child))
+}
+
+// A manifest of an index is deleted, as images prune does, while the index is pushed: after the push has looked at it,
+// and before anything of the index is stored. The index must not be acknowledged without it.
+func TestAnAcknowledgedIndexKeepsItsManifests(t *testing.T) {
+	t.Parallel()
+	for _, processes := range []int{1, 2} {
+		t.Run(fmt.Sprint(processes, " processes"), func(t *testing.T) {
+			t.Parallel()
+			root := t.TempDir()
+			other := openAt(t, root, unchanged)
+			child := other.image(t, "layer")
+			other.request(t, http.StatusCreated, "PUT", manifestPath(child), strings.NewReader(child))
+			var deleted *httptest.ResponseRecorder
+			hooked := hookedDriver{fired: new(atomic.Bool), afterRead: storage.BlobPath(digest.FromString(child))}
+			var s *Registry
+			hooked.hook = func() {
+				deleter := other
+				if processes == 1 {
+					deleter = s
+				}
+				deleted = ask(t, deleter, "DELETE", manifestPath(child), "", "", ifUnmodified(time.Hour)...)
+			}
+			s = openAt(t, root, func(d storagedriver.StorageDriver) storagedriver.StorageDriver {
+				hooked.StorageDriver = d
+				return hooked
+			})
+			index := indexOfOne(child)
+			pushed := ask(t, s, "PUT", "/v2/a/manifests/multi", indexType, index)
+			if deleted == nil || deleted.Code != http.StatusAccepted {
+				t.Fatalf("the deletion responded %v", deleted)
+			}
+			if pushed.Code == http.StatusCreated {
+				t.Fatalf("the index is acknowledged, and its manifest is deleted")
+			}
+			if got := ask(t, s, "GET", "/v2/a/manifests/multi", "", ""); got.Code != http.StatusNotFound {
+				t.Errorf("the refused index has the tag: %d", got.Code)
+			}
+			s.request(t, http.StatusCreated, "PUT", manifestPath(child), strings.NewReader(child))
+			if got := ask(t, s, "PUT", "/v2/a/manifests/multi", indexType, index); got.Code != http.StatusCreated {
+				t.Errorf("pushed again: %d %s", got.Code, got.Body)
+			}
+		})
+	}
+}
+
+// The same deletion, when the push has written the back link of the index, but not the index.
+func TestAManifestOfAnIndexThatIsBeingPushedIsKept(t *testing.T) {
+	t.Parallel()
+	root := t.TempDir()
+	other := openAt(t, root, unchanged)
+	child := other.image(t, "layer")
+	other.request(t, http.StatusCreated, "PUT", manifestPath(child), strings.NewReader(child))
+	index := indexOfOne(child)
+	var deleted *httptest.ResponseRecorder
+	s := openAt(t, root, func(d storagedriver.StorageDriver) storagedriver.StorageDriver {
+		return backLinkHook{hookedDriver{StorageDriver: d, fired: new(atomic.Bool), hook: func() {
+			deleted = ask(t, other, "DELETE", manifestPath(child), "", "", ifUnmodified(time.Hour)...)
+		}}}
+	})
+	pushed := ask(t, s, "PUT", "/v2/a/manifests/multi", indexType, index)
+	if deleted == nil || deleted.Code != http.StatusPreconditionFailed || pushed.Code != http.StatusCreated {
+		t.Fatalf("deletion %v, push %d %s", deleted, pushed.Code, pushed.Body)
+	}
+	if got := ask(t, s, "GET", manifestPath(child), "", ""); got.Code != http.StatusOK {
+		t.Errorf("the manifest of the acknowledged index: %d", got.Code)
+	}
+}
+
+// backLinkHook calls the hook after a back link was written.
+type backLinkHook struct{ hookedDriver }
+
+func (d backLinkHook) PutContent(ctx context.Context, path string, content []byte) error {
+	err := d.StorageDriver.PutContent(ctx, path, content)
+	if storage.BackLink.MatchString(path) {
+		d.fire()
+	}
+	return err
+}
+
+// An index is pushed when the deletion of its manifest has found no index, and before it deletes the manifest.
+func TestAnIndexPushedDuringADeletionKeepsItsManifests(t *testing.T) {
+	t.Parallel()
+	for _, processes := range []int{1, 2} {
+		t.Run(fmt.Sprint(processes, " processes"), func(t *testing.T) {
+			t.Parallel()
+			root := t.TempDir()
+			other := openAt(t, root, unchanged)
+			child := other.image(t, "layer")
+			other.request(t, http.StatusCreated, "PUT", manifestPath(child), strings.NewReader(child))
+			pushed := make(chan int, 1)
+			var s *Registry
+			s = openAt(t, root, func(d storagedriver.StorageDriver) storagedriver.StorageDriver {
+				return hookedDriver{StorageDriver: d, fired: new(atomic.Bool), stats: new(atomic.Int32),
+					beforeSecondStat: storage.RevisionPath("a", digest.FromString(child)), hook: func() {
+						pusher := other
+						if processes == 1 {
+							pusher = s
+						}
+						go func() { pushed <- ask(t, pusher, "PUT", "/v2/a/manifests/multi", indexType, indexOfOne(child)).Code }()
+						time.Sleep(300 * time.Millisecond) // it ends, or waits for the deletion
+					}}
+			})
+			if got := ask(t, s, "DELETE", manifestPath(child), "", "", ifUnmodified(time.Hour)...); got.Code != http.StatusAccepted {
+				t.Fatalf("deletion: %d %s", got.Code, got.Body)
+			}
+			if code := <-pushed; code == http.StatusCreated {
+				t.Fatal("the index is acknowledged, and its manifest is deleted")
+			}
+			if got := ask(t, s, "GET", "/v2/a/manifests/multi", "", ""); got.Code != http.StatusNotFound {
+				t.Errorf("the refused index has the tag: %d", got.Code)
+			}
+		})
+	}
+}
+
+// A referrer is pushed again by another process while it is deleted: after its link is gone, and before its back link
+// is removed.
+func TestAnAcknowledgedReferrerKeepsItsBackLink(t *testing.T) {
+	t.Parallel()
+	root := t.TempDir()
+	other := openAt(t, root, unchanged)
+	subject := other.image(t, "layer")
+	other.request(t, http.StatusCreated, "PUT", manifestPath(subject), strings.NewReader(subject))
+	referrer := strings.TrimSuffix(subject, "}") + fmt.Sprintf(`,"subject":{"mediaType":%q,"digest":%q,"size":%d}}`,
+		manifestType, digest.FromString(subject), len(subject))
+	other.request(t, http.StatusCreated, "PUT", manifestPath(referrer), strings.NewReader(referrer))
+	link := storage.RepositoriesPath + "/a/_referrers/" + storage.DigestPath(digest.FromString(subject)) + "/" +
+		storage.DigestPath(digest.FromString(referrer))
+	pushed := make(chan int, 1)
+	s := openAt(t, root, func(d storagedriver.StorageDriver) storagedriver.StorageDriver {
+		return hookedDriver{StorageDriver: d, fired: new(atomic.Bool), beforeDelete: link, hook: func() {
+			go func() { pushed <- ask(t, other, "PUT", manifestPath(referrer), manifestType, referrer).Code }()
+			time.Sleep(300 * time.Millisecond) // it ends, or waits for the deletion
+		}}
+	})
+	if got := ask(t, s, "DELETE", manifestPath(referrer), "", ""); got.Code != http.StatusAccepted {
+		t.Fatalf("deletion: %d %s", got.Code, got.Body)
+	}
+	if code := <-pushed; code != http.StatusCreated {
+		t.Fatalf("push: %d", code)
+	}
+	listed := ask(t, other, "GET", "/v2/a/referrers/"+digest.FromString(subject).String(), "", "").Body.String()
+	if !strings.Contains(listed, digest.FromString(referrer).String()) {
+		t.Errorf("the acknowledged referrer is not listed: %s", listed)
+	}
+}
+
+// countedTags counts how often tags are read.
+type countedTags struct {
+	storagedriver.StorageDriver
+	reads *atomic.Int32
+}
+
+func (d countedTags) GetContent(ctx context.Context, path string) ([]byte, error) {
+	if storage.CurrentLink.MatchString(path) {
+		d.reads.Add(1)
+	}
+	return d.StorageDriver.GetContent(ctx, path)
+}
+
+// D8: each deletion read all tags of its repository.
+func TestManyDeletionsReadTagsOnce(t *testing.T) {
+	t.Parallel()
+	var reads atomic.Int32
+	s := openAt(t, t.TempDir(), func(d storagedriver.StorageDriver) storagedriver.StorageDriver {
+		return countedTags{d, &reads}
+	})
+	const images = 10
+	var digests []digest.Digest
+	for n := range images {
+		image := s.image(t, fmt.Sprint("layer ", n))
+		digests = append(digests, digest.FromString(image))
+		for _, tag := range []string{"", "-again"} {
+			s.request(t, http.StatusCreated, "PUT", fmt.Sprintf("/v2/a/manifests/v%d%s", n, tag), strings.NewReader(image))
+		}
+	}
+	reads.Store(0)
+	err := s.deleteManifests(t.Context(), "a", digests, time.Time{}, func(d digest.Digest, existed bool, kept error) {
+		if !existed || kept != nil {
+			t.Errorf("%s: %t, %v", d, existed, kept)
+		}
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n := reads.Load(); n > 2*2*images { // once to look, and once to remove
+		t.Errorf("%d tags were read %d times", 2*images, n)
+	}
+	if tags := s.request(t, http.StatusOK, "GET", "/v2/a/tags/list", nil).Body.String(); !strings.Contains(tags, `"tags":null`) &&
+		!strings.Contains(tags, `"tags":[]`) {
+		t.Errorf("tags: %s", tags)
+	}
+}
