@@ -14,6 +14,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/opencontainers/go-digest"
+
 	"github.com/zarf-dev/zarf-registry/internal/net/freeport"
 	"github.com/zarf-dev/zarf-registry/internal/registry/s3test"
 )
@@ -28,6 +30,39 @@ var (
 	s3Requests   sync.RWMutex
 	s3Registries = map[string]int{}
 )
+
+// S3 copies slowly in the repository slowCopies.
+const (
+	slowCopies = "/repositories/slow-copies/"
+	copyDelay  = 3 * time.Second
+)
+
+// D2: the client gives up while S3 copies its blob to where blobs are, and repeats the request.
+func TestUploadsOutliveTheirRequest(t *testing.T) {
+	t.Parallel()
+	if s3 == nil {
+		t.Skipf("needs S3: set %s", s3test.ProgramVariable)
+	}
+	i := start(t, newTestCA(t), t.TempDir())
+	c := i.pusher()
+	content := strings.Repeat("large", 1<<20)
+	finish := c.begin("slow-copies") + "&digest=" + digest.FromString(content).String()
+	ctx, cancel := context.WithTimeout(t.Context(), copyDelay/3)
+	defer cancel()
+	request, err := http.NewRequestWithContext(ctx, http.MethodPut, c.base+finish, strings.NewReader(content))
+	if err != nil {
+		t.Fatal(err)
+	}
+	request.SetBasicAuth(c.user, c.password)
+	if response, err := c.Do(request); err == nil {
+		response.Body.Close()
+		t.Fatalf("the client did not give up: %s", response.Status)
+	}
+	c.must(http.StatusCreated, "PUT", finish, nil)
+	if got := c.must(http.StatusOK, "GET", "/v2/slow-copies/blobs/"+digest.FromString(content).String(), nil).body; got != content {
+		t.Errorf("%d bytes", len(got))
+	}
+}
 
 // runTests runs the tests, with S3 if it is available.
 func runTests(m *testing.M) (code int, err error) {
@@ -74,6 +109,9 @@ func runTests(m *testing.M) (code int, err error) {
 				http.Error(w, "the registry has stopped", http.StatusGone)
 				return
 			}
+		}
+		if strings.Contains(r.Header.Get("X-Amz-Copy-Source"), slowCopies) {
+			time.Sleep(copyDelay)
 		}
 		// A context that nobody can cancel would make the proxy watch the connection instead.
 		ctx, cancel := context.WithCancel(context.WithoutCancel(r.Context()))

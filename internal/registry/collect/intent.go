@@ -1,6 +1,7 @@
 package collect
 
 import (
+	"bytes"
 	"context"
 	"crypto/rand"
 	"errors"
@@ -13,6 +14,7 @@ import (
 
 	"github.com/opencontainers/go-digest"
 
+	"github.com/zarf-dev/zarf-registry/internal/registry/content"
 	"github.com/zarf-dev/zarf-registry/internal/registry/poll"
 	"github.com/zarf-dev/zarf-registry/internal/registry/request"
 	"github.com/zarf-dev/zarf-registry/internal/registry/storage"
@@ -46,18 +48,13 @@ type Intent struct {
 	renewed time.Time // when the last successful write began
 }
 
-// Intend publishes that manifests of a repository are about to be deleted. Conditional means that the caller then checks
-// a condition.
-func (c *Collector) Intend(
-	ctx context.Context, repository string, digests []digest.Digest, conditional bool,
-) (*Intent, error) {
-	var b strings.Builder
-	b.WriteString(repository)
-	for _, d := range digests {
-		b.WriteString("\n" + string(d))
+// Intend publishes that manifests are about to be deleted. Conditional means that the caller then checks a condition.
+func (c *Collector) Intend(ctx context.Context, manifests []content.RepositoryDigest, conditional bool) (*Intent, error) {
+	var b bytes.Buffer
+	for _, m := range manifests {
+		b.WriteString(m.Repository + "@" + string(m.Digest) + "\n")
 	}
-	i := &Intent{leases: c.leases, path: path.Join(intentsDir, rand.Text()), content: []byte(b.String()),
-		done: make(chan struct{})}
+	i := &Intent{leases: c.leases, path: path.Join(intentsDir, rand.Text()), content: b.Bytes(), done: make(chan struct{})}
 	if err := i.renew(ctx); err != nil {
 		return nil, fmt.Errorf("announcing the deletion: %w", err)
 	}
@@ -92,21 +89,22 @@ func (i *Intent) renew(ctx context.Context) error {
 	return err
 }
 
-// Delete deletes a path while pushes respect the intent. What is missing is deleted.
-func (i *Intent) Delete(ctx context.Context, name string) error {
+// Delete deletes a path while pushes respect the intent. It reports whether the path existed.
+func (i *Intent) Delete(ctx context.Context, name string) (existed bool, err error) {
 	i.mu.Lock()
 	left := i.leases.times.RenewDeadline - time.Since(i.renewed)
 	i.mu.Unlock()
 	if left <= 0 {
-		return errors.New("the storage accepts no writes, so nothing more is deleted: repeat the deletion later")
+		return false, errors.New("the storage accepts no writes, so nothing more is deleted: repeat the deletion later")
 	}
 	// The storage must not carry it out after the intent has expired.
 	ctx, cancel := context.WithTimeout(ctx, i.leases.times.RenewDeadline)
 	defer cancel()
-	if err := i.leases.driver.Delete(ctx, name); err != nil && !storage.IsNotFound(err) {
-		return err
+	err = i.leases.driver.Delete(ctx, name)
+	if storage.IsNotFound(err) {
+		return false, nil
 	}
-	return nil
+	return err == nil, err
 }
 
 // End removes the intent. The deletion is complete.
@@ -129,10 +127,9 @@ type seenIntents struct {
 }
 
 type seenIntent struct {
-	repository string
-	digests    garbageSet
-	modified   time.Time // by the storage's clock
-	changed    time.Time // when this was first seen
+	manifests map[string]bool // REPOSITORY@DIGEST
+	modified  time.Time       // by the storage's clock
+	changed   time.Time       // when this was first seen
 }
 
 // AwaitDeletions waits while one of these manifests of a repository is about to be deleted.
@@ -178,15 +175,17 @@ func (c *Collector) deleting(ctx context.Context, repository string, digests []d
 		}
 		intent := previous[name]
 		if intent == nil {
-			content, err := c.leases.driver.GetContent(ctx, name)
+			list, err := c.leases.driver.GetContent(ctx, name)
 			if storage.IsNotFound(err) {
 				continue
 			}
 			if err != nil {
 				return false, fmt.Errorf("reading a deletion: %w", err)
 			}
-			repository, list, _ := strings.Cut(string(content), "\n")
-			intent = &seenIntent{repository: repository, digests: decodeGarbage([]byte(list))}
+			intent = &seenIntent{manifests: map[string]bool{}}
+			for line := range strings.Lines(string(list)) {
+				intent.manifests[strings.TrimSuffix(line, "\n")] = true
+			}
 		}
 		if !info.ModTime().Equal(intent.modified) {
 			intent.modified, intent.changed = info.ModTime(), now
@@ -196,7 +195,9 @@ func (c *Collector) deleting(ctx context.Context, repository string, digests []d
 			continue
 		}
 		c.intents.seen[name] = intent
-		found = found || intent.repository == repository && slices.ContainsFunc(digests, intent.digests.has)
+		found = found || slices.ContainsFunc(digests, func(d digest.Digest) bool {
+			return intent.manifests[repository+"@"+string(d)]
+		})
 	}
 	return found, nil
 }

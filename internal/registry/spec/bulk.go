@@ -5,17 +5,15 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"maps"
 	"net/http"
-	"slices"
 	"sync/atomic"
 
 	"github.com/distribution/distribution/v3/registry/api/errcode"
 	"github.com/distribution/reference"
-	"github.com/opencontainers/go-digest"
 
 	"github.com/zarf-dev/zarf-registry/internal/api/deletion"
 	"github.com/zarf-dev/zarf-registry/internal/registry/audit"
+	"github.com/zarf-dev/zarf-registry/internal/registry/content"
 	"github.com/zarf-dev/zarf-registry/internal/registry/request"
 )
 
@@ -44,23 +42,21 @@ func (s *Registry) Deletions(draining *atomic.Bool) http.Handler {
 		request.Stream(r.Context(), draining, w, func() any { return struct{}{} },
 			func(ctx context.Context, send func(any)) {
 				last := deletion.Event{End: true}
-				for _, repository := range slices.Sorted(maps.Keys(query.Manifests)) {
-					err := s.deleteManifests(ctx, repository, query.Manifests[repository], query.Since,
-						func(d digest.Digest, existed bool, kept error) {
-							e := deletion.Event{Repository: repository, Digest: d}
-							if kept != nil {
-								e.Kept = kept.Error()
-							} else if existed {
-								audit.Log(ctx, s.Log, audit.ActionDelete, request.Reference(repository, d.String()), d.String(),
-									request.CallerOf(ctx).Audit()...)
-							}
-							send(e)
-						})
-					if err != nil {
-						s.Log.Error("deleting manifests failed", "repository", repository, "error", err)
-						last = deletion.Event{Error: err.Error()}
-						break
-					}
+				err := s.deleteManifests(ctx, query.Manifests, query.Since,
+					func(m content.RepositoryDigest, existed bool, kept error) {
+						e := deletion.Event{Repository: m.Repository, Digest: m.Digest}
+						if kept != nil {
+							e.Kept = kept.Error()
+						} else if existed {
+							d := m.Digest.String()
+							audit.Log(ctx, s.Log, audit.ActionDelete, request.Reference(m.Repository, d), d,
+								request.CallerOf(ctx).Audit()...)
+						}
+						send(e)
+					})
+				if err != nil {
+					s.Log.Error("deleting manifests failed", "error", err)
+					last = deletion.Event{Error: err.Error()}
 				}
 				send(last)
 			})

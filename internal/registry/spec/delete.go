@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net/http"
 	"path"
 	"slices"
@@ -60,8 +61,9 @@ func (m manifestStore) Delete(ctx context.Context, d digest.Digest) error {
 		on = &condition{}
 	}
 	found := false
-	err := m.source.deleteManifests(ctx, m.repository.Named().Name(), []digest.Digest{d}, on.since,
-		func(_ digest.Digest, existed bool, kept error) { found, on.changed = existed, kept })
+	one := map[string][]digest.Digest{m.repository.Named().Name(): {d}}
+	err := m.source.deleteManifests(ctx, one, on.since,
+		func(_ content.RepositoryDigest, existed bool, kept error) { found, on.changed = existed, kept })
 	switch {
 	case err != nil:
 		return err
@@ -73,94 +75,109 @@ func (m manifestStore) Delete(ctx context.Context, d digest.Digest) error {
 	return nil
 }
 
-// deletionBatch is how many manifests are deleted with one intent, which has 72 bytes for each.
-const deletionBatch = 10_000
-
-// deleteManifests deletes manifests of a repository, with all their digests and tags; with a time, unless they were
-// pushed in that second or later, or an index refers to them that is not deleted. It calls report for each, one at a
-// time.
-func (s *Registry) deleteManifests(ctx context.Context, repository string, digests []digest.Digest, since time.Time,
-	report func(d digest.Digest, existed bool, kept error)) error {
-	for batch := range slices.Chunk(digests, deletionBatch) {
-		b := &manifestDeletion{Registry: s, repository: repository, since: since}
-		if err := b.delete(ctx, batch, report); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// manifestDeletion deletes manifests of a repository.
+// manifestDeletion deletes manifests.
 type manifestDeletion struct {
 	*Registry
-	repository string
-	since      time.Time
-	intent     *collect.Intent
+	since  time.Time
+	intent *collect.Intent
+	report func(m content.RepositoryDigest, existed bool, kept error)
+	mu     sync.Mutex // held during report
 }
 
-func (b *manifestDeletion) delete(ctx context.Context, digests []digest.Digest,
-	report func(d digest.Digest, existed bool, kept error)) error {
-	names, err := b.names(ctx, digests)
+// repositoryDeletion deletes manifests of a repository.
+type repositoryDeletion struct {
+	*manifestDeletion
+	repository string
+	manifests  [][]digest.Digest // with all digests of each, the given one first
+	atOnce     int
+}
+
+// deleteManifests deletes manifests, with all their digests and tags; with a time, unless they were pushed in that
+// second or later, or an index refers to them that is not deleted. It calls report for each, one at a time.
+func (s *Registry) deleteManifests(ctx context.Context, manifests map[string][]digest.Digest, since time.Time,
+	report func(m content.RepositoryDigest, existed bool, kept error)) (err error) {
+	all := &manifestDeletion{Registry: s, since: since, report: report}
+	repositories, err := storage.InOrder(ctx, slices.Sorted(maps.Keys(manifests)), storage.ManifestConcurrency,
+		func(ctx context.Context, repository string) (*repositoryDeletion, error) {
+			r := &repositoryDeletion{all, repository, nil, max(1, storage.Concurrency/len(manifests))}
+			return r, r.name(ctx, manifests[repository])
+		})
 	if err != nil {
 		return err
 	}
-	all := slices.Concat(names...)
-	if b.intent, err = b.collector.Intend(ctx, b.repository, all, !b.since.IsZero()); err != nil {
+	var intended []content.RepositoryDigest
+	for _, r := range repositories {
+		for _, d := range slices.Concat(r.manifests...) {
+			intended = append(intended, content.RepositoryDigest{Repository: r.repository, Digest: d})
+		}
+	}
+	if all.intent, err = s.collector.Intend(ctx, intended, !since.IsZero()); err != nil {
 		return err
 	}
-	defer b.intent.End()
+	defer all.intent.End()
+	return storage.InParallel(ctx, repositories, storage.Concurrency,
+		func(ctx context.Context, r *repositoryDeletion) error { return r.delete(ctx) })
+}
+
+func (r *repositoryDeletion) delete(ctx context.Context) error {
 	var mu sync.Mutex
 	// Indexes come first: what they contain is deleted once nothing refers to it.
-	for pending := names; len(pending) > 0; {
+	for pending := r.manifests; len(pending) > 0; {
 		var referred [][]digest.Digest
 		var reasons []error
-		err := storage.InParallel(ctx, pending, storage.Concurrency, func(ctx context.Context, of []digest.Digest) error {
-			kept, index, err := b.check(ctx, of)
+		err := storage.InParallel(ctx, pending, r.atOnce, func(ctx context.Context, names []digest.Digest) error {
+			kept, index, err := r.check(ctx, names)
 			existed := false
 			if err == nil && kept == nil && index == "" {
-				existed, err = b.remove(ctx, of)
+				existed, err = r.remove(ctx, names)
+			}
+			switch {
+			case err != nil:
+				return fmt.Errorf("deleting %s@%s: %w", r.repository, names[0], err)
+			case index == "":
+				r.done(names, existed, kept)
+				return nil
 			}
 			mu.Lock()
 			defer mu.Unlock()
-			switch {
-			case err != nil:
-				return fmt.Errorf("deleting %s@%s: %w", b.repository, of[0], err)
-			case index != "":
-				referred = append(referred, of)
-				reasons = append(reasons, request.Denied("index %s@%s refers to %s", b.repository, index, of[0]))
-			default:
-				report(of[0], existed, kept)
-			}
+			referred = append(referred, names)
+			reasons = append(reasons, request.Denied("index %s@%s refers to %s", r.repository, index, names[0]))
 			return nil
 		})
 		if err != nil {
 			return err
 		}
 		if len(referred) == len(pending) {
-			for i, of := range referred {
-				report(of[0], true, reasons[i])
+			for n, names := range referred {
+				r.done(names, true, reasons[n])
 			}
 			break
 		}
 		pending = referred
 	}
-	return b.untag(ctx, all)
+	return r.untag(ctx)
 }
 
-// names returns all digests by which each manifest is stored, the given one first.
-func (b *manifestDeletion) names(ctx context.Context, digests []digest.Digest) ([][]digest.Digest, error) {
-	algorithms, err := storage.List(ctx, b.Driver, storage.RevisionsDir(b.repository))
+func (r *repositoryDeletion) done(names []digest.Digest, existed bool, kept error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.report(content.RepositoryDigest{Repository: r.repository, Digest: names[0]}, existed, kept)
+}
+
+// name finds all digests by which each manifest is stored.
+func (r *repositoryDeletion) name(ctx context.Context, digests []digest.Digest) error {
+	algorithms, err := storage.List(ctx, r.Driver, storage.RevisionsDir(r.repository))
 	if err != nil {
-		return nil, err
+		return err
 	}
 	several := slices.ContainsFunc(algorithms, func(dir string) bool { return path.Base(dir) != string(digest.Canonical) })
-	return storage.InOrder(ctx, digests, storage.ManifestConcurrency,
+	r.manifests, err = storage.InOrder(ctx, digests, storage.ManifestConcurrency,
 		func(ctx context.Context, d digest.Digest) ([]digest.Digest, error) {
 			names := []digest.Digest{d}
 			if !several {
 				return names, nil
 			}
-			data, err := b.read(ctx, d)
+			data, err := r.read(ctx, d)
 			if data == nil || err != nil {
 				return names, err
 			}
@@ -171,11 +188,12 @@ func (b *manifestDeletion) names(ctx context.Context, digests []digest.Digest) (
 			}
 			return names, nil
 		})
+	return err
 }
 
 // read returns the content of a manifest; nil if it is missing or its link is damaged.
-func (b *manifestDeletion) read(ctx context.Context, d digest.Digest) ([]byte, error) {
-	data, err := b.Unverified(ctx, b.repository, d)
+func (r *repositoryDeletion) read(ctx context.Context, d digest.Digest) ([]byte, error) {
+	data, err := r.Unverified(ctx, r.repository, d)
 	if errors.Is(err, content.ErrUnknownManifest) || content.IsDamaged(err) {
 		return nil, nil
 	}
@@ -183,15 +201,15 @@ func (b *manifestDeletion) read(ctx context.Context, d digest.Digest) ([]byte, e
 }
 
 // check returns why a manifest must be kept, or an index that refers to it.
-func (b *manifestDeletion) check(ctx context.Context, names []digest.Digest) (
+func (r *repositoryDeletion) check(ctx context.Context, names []digest.Digest) (
 	kept error, index digest.Digest, err error,
 ) {
-	if b.since.IsZero() {
+	if r.since.IsZero() {
 		return nil, "", nil
 	}
 	exists := false
 	for _, d := range names {
-		link, err := b.Driver.Stat(ctx, storage.RevisionPath(b.repository, d))
+		link, err := r.Driver.Stat(ctx, storage.RevisionPath(r.repository, d))
 		if storage.IsNotFound(err) {
 			continue
 		}
@@ -200,15 +218,15 @@ func (b *manifestDeletion) check(ctx context.Context, names []digest.Digest) (
 		}
 		exists = true
 		pushed := link.ModTime().UTC()
-		if !pushed.Truncate(time.Second).Before(b.since.Truncate(time.Second)) {
-			return request.Denied("%s@%s was pushed again at %s", b.repository, d, pushed.Format(time.RFC3339)), "", nil
+		if !pushed.Truncate(time.Second).Before(r.since.Truncate(time.Second)) {
+			return request.Denied("%s@%s was pushed again at %s", r.repository, d, pushed.Format(time.RFC3339)), "", nil
 		}
 	}
 	if !exists {
 		return nil, "", nil
 	}
 	for _, d := range names {
-		if index, err = b.IndexOf(ctx, b.repository, d); index != "" || err != nil {
+		if index, err = r.IndexOf(ctx, r.repository, d); index != "" || err != nil {
 			return nil, index, err
 		}
 	}
@@ -216,51 +234,50 @@ func (b *manifestDeletion) check(ctx context.Context, names []digest.Digest) (
 }
 
 // remove removes a manifest, and then its back links.
-func (b *manifestDeletion) remove(ctx context.Context, names []digest.Digest) (existed bool, err error) {
-	data, err := b.read(ctx, names[0])
+func (r *repositoryDeletion) remove(ctx context.Context, names []digest.Digest) (existed bool, err error) {
+	data, err := r.read(ctx, names[0])
 	if err != nil {
 		return false, err
 	}
 	var links []string
 	for _, d := range names {
-		found, err := b.Exists(ctx, storage.RevisionPath(b.repository, d))
+		removed, err := r.intent.Delete(ctx, storage.RevisionPath(r.repository, d))
 		if err != nil {
 			return false, err
 		}
-		if found {
-			existed = true
-			if err := b.intent.Delete(ctx, path.Dir(storage.RevisionPath(b.repository, d))); err != nil {
-				return false, err
-			}
-		}
-		links = append(links, content.BackLinkDirs(b.repository, d, data)...)
+		existed = existed || removed
+		links = append(links, content.BackLinkDirs(r.repository, d, data)...)
 	}
-	return existed, storage.InParallel(ctx, links, storage.ManifestConcurrency, b.intent.Delete)
+	return existed, storage.InParallel(ctx, links, storage.ManifestConcurrency, func(ctx context.Context, dir string) error {
+		_, err := r.intent.Delete(ctx, dir)
+		return err
+	})
 }
 
 // untag removes the tags of deleted manifests, also those that an interrupted deletion has left.
-func (b *manifestDeletion) untag(ctx context.Context, deleted []digest.Digest) error {
+func (r *repositoryDeletion) untag(ctx context.Context) error {
 	gone := map[digest.Digest]bool{}
-	for _, d := range deleted {
+	for _, d := range slices.Concat(r.manifests...) {
 		gone[d] = true
 	}
-	tags, err := storage.List(ctx, b.Driver, storage.TagsDir(b.repository))
+	tags, err := storage.List(ctx, r.Driver, storage.TagsDir(r.repository))
 	if err != nil {
 		return err
 	}
-	return storage.InParallel(ctx, tags, storage.Concurrency, func(ctx context.Context, dir string) error {
+	return storage.InParallel(ctx, tags, r.atOnce, func(ctx context.Context, dir string) error {
 		tag := path.Base(dir)
-		d := b.Tagged(ctx, b.repository, tag)
+		d := r.Tagged(ctx, r.repository, tag)
 		if !gone[d] {
 			return nil
 		}
-		if found, err := b.Exists(ctx, storage.RevisionPath(b.repository, d)); found || err != nil {
+		if found, err := r.Exists(ctx, storage.RevisionPath(r.repository, d)); found || err != nil {
 			return err // it was kept
 		}
-		defer b.tags.lock(b.repository, tag)()
-		if b.Tagged(ctx, b.repository, tag) != d {
+		defer r.tags.lock(r.repository, tag)()
+		if r.Tagged(ctx, r.repository, tag) != d {
 			return nil // a push has moved it
 		}
-		return b.intent.Delete(ctx, dir)
+		_, err := r.intent.Delete(ctx, dir)
+		return err
 	})
 }

@@ -15,6 +15,7 @@ import (
 	"github.com/opencontainers/go-digest"
 
 	"github.com/zarf-dev/zarf-registry/internal/registry/collect"
+	"github.com/zarf-dev/zarf-registry/internal/registry/content"
 	"github.com/zarf-dev/zarf-registry/internal/registry/storage"
 	"github.com/zarf-dev/zarf-registry/internal/registry/volume"
 )
@@ -75,10 +76,10 @@ func openAt(t *testing.T, root string, wrap func(storagedriver.StorageDriver) st
 func unchanged(d storagedriver.StorageDriver) storagedriver.StorageDriver { return d }
 
 // ask sends a request, and returns the response.
-func ask(t *testing.T, s *Registry, method, path, mediaType, body string, header ...string) *httptest.ResponseRecorder {
+func ask(t *testing.T, s *Registry, method, target, mediaType, body string, header ...string) *httptest.ResponseRecorder {
 	t.Helper()
 	w := httptest.NewRecorder()
-	r := httptest.NewRequestWithContext(context.Background(), method, path, strings.NewReader(body))
+	r := httptest.NewRequestWithContext(context.Background(), method, target, strings.NewReader(body))
 	r.Header.Set("Content-Type", mediaType)
 	for i := 0; i < len(header); i += 2 {
 		r.Header.Set(header[i], header[i+1])
@@ -192,7 +193,8 @@ func TestAnIndexPushedDuringADeletionKeepsItsManifests(t *testing.T) {
 			var s *Registry
 			s = openAt(t, root, func(d storagedriver.StorageDriver) storagedriver.StorageDriver {
 				return hookedDriver{StorageDriver: d, fired: new(atomic.Bool), stats: new(atomic.Int32),
-					beforeSecondStat: storage.RevisionPath("a", digest.FromString(child)), hook: func() {
+					beforeSecondStat: storage.RevisionPath("a", digest.FromString(child)),
+					beforeDelete:     storage.RevisionPath("a", digest.FromString(child)), hook: func() {
 						pusher := other
 						if processes == 1 {
 							pusher = s
@@ -276,11 +278,12 @@ func TestManyDeletionsReadTagsOnce(t *testing.T) {
 		}
 	}
 	reads.Store(0)
-	err := s.deleteManifests(t.Context(), "a", digests, time.Time{}, func(d digest.Digest, existed bool, kept error) {
-		if !existed || kept != nil {
-			t.Errorf("%s: %t, %v", d, existed, kept)
-		}
-	})
+	err := s.deleteManifests(t.Context(), map[string][]digest.Digest{"a": digests}, time.Time{},
+		func(m content.RepositoryDigest, existed bool, kept error) {
+			if !existed || kept != nil {
+				t.Errorf("%v: %t, %v", m, existed, kept)
+			}
+		})
 	if err != nil {
 		t.Fatal(err)
 	}
