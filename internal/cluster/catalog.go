@@ -32,7 +32,9 @@ func Catalog(ctx context.Context, transport http.RoundTripper, access release.Pu
 }
 
 // DeleteTag deletes a tag, and not its manifest. What does not exist is deleted.
-func DeleteTag(ctx context.Context, transport http.RoundTripper, access release.PushAccess, repository, tag string) error {
+func DeleteTag(
+	ctx context.Context, transport http.RoundTripper, access release.PushAccess, repository, tag string,
+) error {
 	response, err := send(ctx, transport, access, http.MethodDelete,
 		url.URL{Path: "/v2/" + repository + "/manifests/" + tag}, nil)
 	if err != nil {

@@ -1,4 +1,5 @@
-// Package deletion defines the API by which init-hook deletes many manifests in one request. Package spec implements it.
+// Package deletion defines the API by which init-hook deletes many manifests in one request. Package spec implements
+// it.
 package deletion
 
 import (

@@ -1,6 +1,7 @@
 // Package collect removes what no image needs, while the registry runs.
 //
-// It does not decide which images to delete (intent.go has what protects pushes from deletions), and does not serve pushes: they ask it before they rely on content.
+// It does not decide which images to delete, and does not serve pushes: they ask it before they rely on content.
+// intent.go has what protects pushes from deletions.
 //
 // Manifests are written during a collection. None that is reported as stored may refer to a blob that the
 // collection removes. Everything that another process needs to know is in a record in the storage, the only
@@ -30,8 +31,8 @@
 //     waits, apart from a manifest whose very blob is being removed. If a part has been removed, the client
 //     learns that it is unknown and pushes it again. Uploads, mounts and HEAD requests rescue, too.
 //   - in another process, waits until the record is released, and after WaitTimeout responds 503. So does an upload or
-//     a mount of such a blob, before the content is sent if its digest is known. HEAD requests tell the truth, because pulls send them,
-//     too: if the blob is removed then, the manifest is refused.
+//     a mount of such a blob, before the content is sent if its digest is known. HEAD requests tell the truth, because
+//     pulls send them, too: if the blob is removed then, the manifest is refused.
 //
 // A record whose list is missing or another one, or that cannot be read, blocks every manifest.
 //

@@ -49,7 +49,9 @@ type Intent struct {
 }
 
 // Intend publishes that manifests are about to be deleted. Conditional means that the caller then checks a condition.
-func (c *Collector) Intend(ctx context.Context, manifests []content.RepositoryDigest, conditional bool) (*Intent, error) {
+func (c *Collector) Intend(
+	ctx context.Context, manifests []content.RepositoryDigest, conditional bool,
+) (*Intent, error) {
 	var b bytes.Buffer
 	for _, m := range manifests {
 		b.WriteString(m.Repository + "@" + string(m.Digest) + "\n")

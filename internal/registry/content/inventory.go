@@ -293,7 +293,9 @@ func (i *Inventory) Find(k Key) *Blob {
 
 // LinkDirs returns the directories of a blob's links: in repositories, and of its other digests.
 func (i *Inventory) LinkDirs(b *Blob) (dirs []string) {
-	first, _ := slices.BinarySearchFunc(i.links, b.Key, func(l blobLink, k Key) int { return bytes.Compare(l.Key[:], k[:]) })
+	first, _ := slices.BinarySearchFunc(i.links, b.Key, func(l blobLink, k Key) int {
+		return bytes.Compare(l.Key[:], k[:])
+	})
 	for _, l := range i.links[first:] {
 		if l.Key != b.Key {
 			break

@@ -159,8 +159,8 @@ var errLimits = fmt.Errorf("it has more than %d digests, more than %d elements, 
 // ParseReferences treats every digest in a manifest as needed, so that it also covers formats that it
 // does not know. The exceptions are annotations, and the subject: a signature does not keep its image.
 //
-// It takes little memory, whatever the content, and every stored manifest keeps what it needs: the limits are for pushes,
-// and for decoding the rest.
+// It takes little memory, whatever the content, and every stored manifest keeps what it needs: the limits are for
+// pushes, and for decoding the rest.
 func ParseReferences(content []byte) (References, error) { return parseReferences(content, false) }
 
 // ParseLimited does the same, and fails if a limit of manifests is exceeded: otherwise, the content can be decoded.

@@ -304,7 +304,8 @@ func (w *blobWriter) Cancel(ctx context.Context) error {
 	return err
 }
 
-// Commit finishes the upload, whether or not the client waits for it. It replaces an existing blob, which may be damaged.
+// Commit finishes the upload, whether or not the client waits for it. It replaces an existing blob, which may be
+// damaged.
 func (w *blobWriter) Commit(ctx context.Context, provisional v1.Descriptor) (blob v1.Descriptor, err error) {
 	ctx = context.WithoutCancel(ctx)
 	if err := w.source.collector.AdmitBlob(ctx, provisional.Digest); err != nil {

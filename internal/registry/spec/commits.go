@@ -67,8 +67,8 @@ func (c *commits) get(path string) *commit {
 func uploadPath(repository, id string) string { return "/v2/" + repository + "/blobs/uploads/" + id }
 
 // continueUpload serves requests for an existing upload. While it is being finished, a repeated PUT waits for that, and
-// a client that asks for its status learns that everything has arrived. A PUT of an upload that is finished succeeds, if
-// the blob exists, unless the process has restarted: then the client learns that the upload is unknown.
+// a client that asks for its status learns that everything has arrived. A PUT of an upload that is finished succeeds,
+// if the blob exists, unless the process has restarted: then the client learns that the upload is unknown.
 //
 // A blob that a collection would refuse is refused before it is sent.
 func (s *Registry) continueUpload(w http.ResponseWriter, r *http.Request, to request.Target) {

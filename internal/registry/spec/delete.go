@@ -248,10 +248,11 @@ func (r *repositoryDeletion) remove(ctx context.Context, names []digest.Digest) 
 		existed = existed || removed
 		links = append(links, content.BackLinkDirs(r.repository, d, data)...)
 	}
-	return existed, storage.InParallel(ctx, links, storage.ManifestConcurrency, func(ctx context.Context, dir string) error {
+	err = storage.InParallel(ctx, links, storage.ManifestConcurrency, func(ctx context.Context, dir string) error {
 		_, err := r.intent.Delete(ctx, dir)
 		return err
 	})
+	return existed, err
 }
 
 // untag removes the tags of deleted manifests, also those that an interrupted deletion has left.

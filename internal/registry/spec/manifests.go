@@ -90,7 +90,8 @@ func (m manifestStore) store(
 		if err := m.source.AddBackLinks(ctx, name, linked, data); err != nil {
 			return "", err
 		}
-		stored, err := m.ManifestService.Put(content.Replacing(ctx, storage.BlobPath(pushed.digests[0])), manifest, options...)
+		replacing := content.Replacing(ctx, storage.BlobPath(pushed.digests[0]))
+		stored, err := m.ManifestService.Put(replacing, manifest, options...)
 		if err == nil && pushed.named != "" {
 			err = m.source.Link(ctx, storage.RevisionPath(name, pushed.named), stored)
 		}

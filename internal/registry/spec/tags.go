@@ -24,8 +24,8 @@ type currentTags struct {
 	repository string
 }
 
-// Tag lets the tag refer to the manifest, unless that will be refused: the previous one stays. If that is being deleted,
-// the tag may be removed although it has moved: it is written again.
+// Tag lets the tag refer to the manifest, unless that will be refused: the previous one stays. If that is being
+// deleted, the tag may be removed although it has moved: it is written again.
 func (t *currentTags) Tag(ctx context.Context, tag string, manifest v1.Descriptor) error {
 	if a := intentOf(ctx).admission; a != nil {
 		if err := a.ConfirmTag(ctx); err != nil {

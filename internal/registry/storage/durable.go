@@ -52,8 +52,8 @@ func init() {
 	}
 }
 
-// UseDurableFiles configures the middleware, if the storage is a file system, and large parts for S3. Middleware that is
-// configured already uses it.
+// UseDurableFiles configures the middleware, if the storage is a file system, and large parts for S3. Middleware that
+// is configured already uses it.
 func UseDurableFiles(config *configuration.Configuration) {
 	if root, ok := FilesystemRoot(config.Storage); ok {
 		files := configuration.Middleware{Name: durableFilesystem, Options: configuration.Parameters{"root": root}}

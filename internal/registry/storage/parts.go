@@ -55,7 +55,7 @@ func useLargeParts(config *configuration.Configuration) {
 	if parameters["chunksize"] != nil {
 		return
 	}
-	large := configuration.Parameters(maps.Clone(parameters))
+	large := maps.Clone(parameters)
 	large["chunksize"] = largePart
 	config.Middleware["storage"] = append([]configuration.Middleware{{Name: largeParts, Options: large}},
 		config.Middleware["storage"]...)
@@ -105,7 +105,7 @@ func (w *partsWriter) Write(p []byte) (written int, err error) {
 			return written, err
 		}
 		// At the end of a part, nothing is in memory.
-		if w.total >= w.driver.largeFrom && w.FileWriter.Size() == w.total {
+		if w.total >= w.driver.largeFrom && w.Size() == w.total {
 			if err := w.enlarge(); err != nil {
 				return written, err
 			}
@@ -119,7 +119,7 @@ func (w *partsWriter) Write(p []byte) (written int, err error) {
 }
 
 func (w *partsWriter) enlarge() error {
-	if err := w.FileWriter.Close(); err != nil {
+	if err := w.Close(); err != nil {
 		return err
 	}
 	large, err := w.driver.large.Writer(w.ctx, w.name, true)
