@@ -308,7 +308,7 @@ func (f *imageFlags) ends(items []images.Item, failed error) bool {
 	return len(items) == 0 || failed != nil && f.failFast
 }
 
-// daemon saves images of the Docker engine to a temporary file, which it opens.
+// daemon saves images of the Docker engine to a temporary file, which it opens. The error may be about some of them.
 func (r *imageRun) daemon(ctx context.Context, names []string) (*images.Source, error) {
 	client, err := dockerdaemon.Open(ctx)
 	if err != nil {
@@ -324,15 +324,17 @@ func (r *imageRun) daemon(ctx context.Context, names []string) (*images.Source, 
 	if err != nil {
 		return nil, err
 	}
-	if err := errors.Join(client.Save(ctx, names, file), file.Close()); err != nil {
-		return nil, err
+	missing := errors.Join(client.Save(ctx, names, file), file.Close())
+	if lacks, some := errors.AsType[*dockerdaemon.MissingError](missing); missing != nil && (!some ||
+		len(lacks.Images) == len(names)) {
+		return nil, missing
 	}
 	source, err := images.Open(ctx, file.Name())
 	if err != nil {
-		return nil, err
+		return nil, errors.Join(missing, err)
 	}
 	r.atEnd(source.Close)
-	return source, nil
+	return source, missing
 }
 
 // platforms returns the platforms of --platform. It logs what auto resolves to.

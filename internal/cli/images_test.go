@@ -558,6 +558,12 @@ func TestImagesComeFromTheDockerEngine(t *testing.T) {
 	if !strings.Contains(message, "absent:1") || !strings.Contains(message, "docker pull") {
 		t.Errorf("an image that the engine does not have: %s", message)
 	}
+	message, out := c.fails(1, "", "push", "docker-daemon:absent:1", "docker-daemon:team/app:1", "--to", to.host(),
+		"--plain-http", "--prefix", "beside")
+	same(t, "push beside one that the engine does not have prints", out, to.host()+"/beside/team/app:1\n")
+	if !strings.Contains(message, "image absent:1 not found") || strings.Contains(message, "did not send it") {
+		t.Errorf("it says %s", message)
+	}
 	if left, err := os.ReadDir(os.Getenv("TMPDIR")); err != nil || len(left) > 0 {
 		t.Errorf("it leaves %v, %v", left, err)
 	}

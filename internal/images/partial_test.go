@@ -2,6 +2,7 @@ package images
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"net/http"
 	"os"
@@ -15,7 +16,9 @@ import (
 
 	"github.com/zarf-dev/zarf-registry/internal/images/blobstore"
 	"github.com/zarf-dev/zarf-registry/internal/images/remote"
+	"github.com/zarf-dev/zarf-registry/internal/net/tlsfiles/tlsfilestest"
 	"github.com/zarf-dev/zarf-registry/internal/oci"
+	"github.com/zarf-dev/zarf-registry/internal/registry/registrytest"
 )
 
 // fiveImages returns five images, of which the third has a blob that it does not share.
@@ -352,6 +355,79 @@ func TestStreamedUploadResumes(t *testing.T) {
 		}
 		if n, err := r.Read(buffer); err != nil || !bytes.Equal(buffer[:n], want[at:at+int64(n)]) {
 			t.Errorf("at %d: %d bytes, %v", at, n, err)
+		}
+	}
+}
+
+// What export does with the project's own registry, of which two of four images are damaged on the disk: a layer is
+// truncated, and the manifest of a platform is gone.
+func TestBackupOfADamagedRegistry(t *testing.T) {
+	server := registrytest.Start(t, tlsfilestest.NewCA(t, "ca"))
+	registry := server.Pusher(t)
+	store := &Store{}
+	list, bad := fiveImages(t, store)
+	multi := testImage(t, store, "multi:1", 400_000, "amd64", "arm64")
+	list = append(list[1:4], multi)
+	mustPush(t, Items(store, list...), registry, Options{})
+	gone := decode[ocispec.Index](t, store, multi.Descriptor).Manifests[1].Digest
+	blobs := filepath.Join(server.Root, "docker", "registry", "v2", "blobs", "sha256")
+	if err := os.Truncate(filepath.Join(blobs, bad.Digest.Encoded()[:2], bad.Digest.Encoded(), "data"), 1); err != nil {
+		t.Fatal(err)
+	}
+	revision := filepath.Join(server.Root, "docker", "registry", "v2", "repositories", "library", "multi", "_manifests",
+		"revisions", "sha256", gone.Encoded())
+	if err := os.RemoveAll(revision); err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(t.TempDir(), "backup.tar")
+	backup := func() (*Source, error) {
+		t.Helper()
+		var refs []string
+		for _, image := range list {
+			refs = append(refs, server.Address+"/library/"+image.Reference)
+		}
+		items, failed := Resolve(t.Context(), refs, ResolveOptions{
+			Registry: func(context.Context, string) (*remote.Registry, error) { return registry, nil },
+			Store:    openStore(t, t.TempDir()), Sparse: true,
+		})
+		archive, err := CreateArchive(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, err = Pull(t.Context(), items, archive, Options{})
+		if err := archive.Write(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		return mustOpen(t, path), errors.Join(failed, err)
+	}
+	source, err := backup()
+	wantErrorAbout(t, err, list[1], bad.Digest)
+	if images := source.Images(); len(images) != 3 || len(images[2].Omitted) != 1 {
+		t.Errorf("the backup has %+v", images)
+	}
+	to := startRegistry(t)
+	mustPush(t, mustItems(t, source, ""), to, Options{})
+
+	mustPush(t, Items(store, list...), server.Pusher(t), Options{}) // the repair
+	if source, err = backup(); err != nil {
+		t.Error(err)
+	}
+	for _, image := range mustPush(t, mustItems(t, source, ""), to, Options{}) {
+		if image.Omitted != nil {
+			t.Errorf("%+v", image)
+		}
+	}
+	for _, image := range list {
+		repository, tag, err := Repository(image.Reference)
+		if err != nil {
+			t.Fatal(err)
+		}
+		in, err := to.Repository(repository)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if have, err := in.Resolve(t.Context(), tag); err != nil || have.Digest != image.Descriptor.Digest {
+			t.Errorf("%s is %s, want %s (%v)", image.Reference, have.Digest, image.Descriptor.Digest, err)
 		}
 	}
 }

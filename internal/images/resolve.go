@@ -25,8 +25,8 @@ type ResolveOptions struct {
 	// Registry returns the client for a registry by its host, as returned by [Host]. It may be called
 	// concurrently, and several times for a host.
 	Registry func(ctx context.Context, host string) (*remote.Registry, error)
-	// Daemon returns images of the Docker engine. It is called at most once, with all names. It may be nil if there
-	// are none.
+	// Daemon returns images of the Docker engine, and an error about those that it lacks. It is called at most once, with
+	// all names. It may be nil if there are none.
 	Daemon func(ctx context.Context, names []string) (*Source, error)
 	// Store keeps manifests and configurations.
 	Store *blobstore.Store
@@ -87,12 +87,15 @@ func Resolve(ctx context.Context, refs []string, opts ResolveOptions) ([]Item, e
 		for _, i := range local {
 			names = append(names, strings.TrimPrefix(refs[i], DaemonPrefix))
 		}
-		source, err := opts.Daemon(ctx, names)
-		if err != nil {
-			failed, local = append(failed, err), nil
+		source, lacking := opts.Daemon(ctx, names)
+		failed = append(failed, lacking)
+		if source == nil {
+			local = nil
 		}
 		for n, i := range local {
-			if found[i], err = opts.fromDaemon(ctx, source, names[n]); err != nil {
+			var err error
+			found[i], err = opts.fromDaemon(ctx, source, names[n])
+			if err != nil && (lacking == nil || !errors.Is(err, errNotSent)) {
 				failed[i] = fmt.Errorf("image %s: %w", refs[i], err)
 			}
 		}
@@ -340,8 +343,10 @@ func (o ResolveOptions) fromDaemon(ctx context.Context, source *Source, name str
 		return nil, fmt.Errorf("an image given by its ID has no name in a registry: run docker tag %s NAME:TAG, and use "+
 			"%sNAME:TAG", name, DaemonPrefix)
 	}
-	return nil, fmt.Errorf("the Docker engine did not send it: got %s", names(source.Images()))
+	return nil, fmt.Errorf("%w: got %s", errNotSent, names(source.Images()))
 }
+
+var errNotSent = errors.New("the Docker engine did not send it")
 
 // checkMediaType rejects content that is not a supported manifest or index.
 func checkMediaType(desc ocispec.Descriptor) error {

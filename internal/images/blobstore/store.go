@@ -1,6 +1,9 @@
 // Package blobstore keeps blobs in a directory that is an OCI image layout: a store shared by several
 // processes, a temporary store, or the layout that images are written to. It downloads nothing itself
 // and does not parse blobs.
+//
+// oras-go's oci.Storage is no replacement: it deletes interrupted downloads, does not verify what it reads, and knows
+// neither other processes nor a limit.
 package blobstore
 
 import (

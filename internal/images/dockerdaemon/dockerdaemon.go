@@ -91,8 +91,8 @@ func (c *Client) Host() string { return c.host }
 
 // Save writes one archive of all images to a file: a docker archive, since engine 25 with an OCI layout.
 // References are parsed as docker does: a name without a tag has the tag latest (never all tags, as
-// with docker save), and IDs may be shortened. If the engine lacks images, the error lists all of
-// them. If the file system does not have the space that they need at most, nothing is written.
+// with docker save), and IDs may be shortened. If the engine lacks images, the others are saved, and the
+// error is a [*MissingError]. If the file system does not have the space that they need at most, nothing is written.
 //
 // When ctx ends, the error is the context's.
 func (c *Client) Save(ctx context.Context, refs []string, file *os.File) error {
@@ -106,9 +106,9 @@ func (c *Client) Save(ctx context.Context, refs []string, file *os.File) error {
 }
 
 func (c *Client) save(ctx context.Context, refs []string, file *os.File) error {
-	names, size, err := c.find(ctx, refs)
-	if err != nil {
-		return err
+	names, size, missing := c.find(ctx, refs)
+	if _, some := errors.AsType[*MissingError](missing); missing != nil && (!some || len(names) == 0) {
+		return missing
 	}
 	if err := checkSpace(file, size); err != nil {
 		return err
@@ -123,7 +123,20 @@ func (c *Client) save(ctx context.Context, refs []string, file *os.File) error {
 	if err != nil {
 		return fmt.Errorf("save %s: %w", strings.Join(names, ", "), err)
 	}
-	return nil
+	return missing
+}
+
+// MissingError lists images that the engine does not have.
+type MissingError struct{ Images []string }
+
+// Error implements error.
+func (e *MissingError) Error() string {
+	if len(e.Images) == 1 {
+		return fmt.Sprintf("image %s not found: run docker pull %[1]s, or pull it from its registry without the Docker engine",
+			e.Images[0])
+	}
+	return fmt.Sprintf("images %s not found: run docker pull for each, or pull them from their registries without the "+
+		"Docker engine", strings.Join(e.Images, ", "))
 }
 
 // checkSpace returns an error if the file system of a file has less free space than size, in bytes.
@@ -159,7 +172,7 @@ func engineError(file *os.File, size int64) error {
 }
 
 // find returns the engine's names of the images, each once, and the sum of their sizes in bytes. Layers that several of
-// them share are counted several times.
+// them share are counted several times. With a [*MissingError], they are those of the other images.
 func (c *Client) find(ctx context.Context, refs []string) (names []string, size int64, err error) {
 	if len(refs) == 0 {
 		return nil, 0, errors.New("no image given")
@@ -176,15 +189,10 @@ func (c *Client) find(ctx context.Context, refs []string) (names []string, size 
 			names, size = append(names, name), size+bytes
 		}
 	}
-	switch len(unknown) {
-	case 0:
-		return names, size, nil
-	case 1:
-		return nil, 0, fmt.Errorf(
-			"image %s not found: run docker pull %[1]s, or pull it from its registry without the Docker engine", unknown[0])
+	if len(unknown) > 0 {
+		return names, size, &MissingError{unknown}
 	}
-	return nil, 0, fmt.Errorf("images %s not found: run docker pull for each, or pull them from their registries without "+
-		"the Docker engine", strings.Join(unknown, ", "))
+	return names, size, nil
 }
 
 // inspect returns the engine's name of an image, and its size. The error is an errdefs not-found error if it does not

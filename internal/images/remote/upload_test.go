@@ -322,6 +322,31 @@ func TestUploadThatCannotSucceed(t *testing.T) {
 	}
 }
 
+// A registry that copies a large blob before it responds, as on S3, is silent for a time that depends on the size.
+func TestLargeUploadsHaveMoreTime(t *testing.T) {
+	registry := newTestRegistry(t, true)
+	registry.setFront(func(_ http.ResponseWriter, r *http.Request) bool {
+		if r.Method == http.MethodPut {
+			raw, err := io.ReadAll(r.Body)
+			if err != nil {
+				t.Error(err)
+			}
+			r.Body = io.NopCloser(bytes.NewReader(raw))
+			time.Sleep(500 * time.Millisecond)
+		}
+		return false
+	})
+	client := registry.client(t, func(opts *Options) { opts.responseTimeout, opts.Retries = 100*time.Millisecond, -1 })
+	repo := repository(t, client, "large")
+	for size, want := range map[int]bool{1000: false, 2*storageBytesPerSecond + 1: true} {
+		raw := noise(1, size)
+		_, err := repo.PushBlob(t.Context(), describe(raw), "", opener(raw), nil)
+		if (err == nil) != want {
+			t.Errorf("%d bytes: %v", size, err)
+		}
+	}
+}
+
 func TestRetryAfter(t *testing.T) {
 	b := noise(6, 100_000)
 	for name, test := range map[string]struct {
