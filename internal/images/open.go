@@ -17,7 +17,8 @@ import (
 // If an archive is an OCI and a docker archive, the OCI layout is used.
 //
 // Open reads and verifies the manifests of all images, and checks that every blob exists and has the
-// right size: see [Source.Incomplete]. It fails if no image is complete. Digests of blobs are verified when they are read. Only compressed archives are unpacked,
+// right size: see [Source.Incomplete]. It fails if no image is complete. Digests of blobs are
+// verified when they are read. Only compressed archives are unpacked,
 // to a temporary file that [Source.Close] removes.
 func Open(ctx context.Context, path string) (*Source, error) {
 	s, err := open(ctx, path)

@@ -249,8 +249,8 @@ func (p *imagePush) complete(ctx context.Context) error {
 	if err != nil || len(lacking) == 0 {
 		return err
 	}
-	return fmt.Errorf("the registry does not have %d blobs (%s, one is %s) that the archive omits: write a new inventory, "+
-		"and pull this image again", len(lacking), space.FormatBytes(totalSize(lacking)), lacking[0].Digest)
+	return fmt.Errorf("the registry does not have %d blobs (%s, one is %s) that the archive omits: write a new "+
+		"inventory, and pull this image again", len(lacking), space.FormatBytes(totalSize(lacking)), lacking[0].Digest)
 }
 
 // blob makes a blob part of the repository.
@@ -340,8 +340,8 @@ func (p *imagePush) manifest(ctx context.Context, desc ocispec.Descriptor) error
 	return nil
 }
 
-// refer lists a manifest that the repository has among the referrers of its subject, if it has one: a push may have been
-// interrupted before.
+// refer lists a manifest that the repository has among the referrers of its subject, if it has one: a push may have
+// been interrupted before.
 func (p *imagePush) refer(ctx context.Context, desc ocispec.Descriptor) error {
 	raw, err := content.FetchAll(ctx, p.Content, desc)
 	if err != nil {

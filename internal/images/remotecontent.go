@@ -74,8 +74,8 @@ func (c *remoteContent) kept(ctx context.Context, desc ocispec.Descriptor, recei
 }
 
 // keepBlob is kept without opening the blob. moved reports whether it was downloaded.
-func (c *remoteContent) keepBlob(ctx context.Context, desc ocispec.Descriptor, t *imageProgress, always bool) (moved bool,
-	err error) {
+func (c *remoteContent) keepBlob(ctx context.Context, desc ocispec.Descriptor, t *imageProgress, always bool) (
+	moved bool, err error) {
 	received := t.received(desc)
 	f, err := c.kept(ctx, desc, func(offset, n int64) {
 		moved = true

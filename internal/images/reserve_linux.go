@@ -22,9 +22,9 @@ func reserve(ctx context.Context, f *os.File, size int64) error {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		err := unix.EINTR
+		err := error(unix.EINTR)
 		for errors.Is(err, unix.EINTR) {
-			err, _ = unix.Fallocate(int(f.Fd()), 0, at, min(reservePiece, size-at)).(unix.Errno)
+			err = unix.Fallocate(int(f.Fd()), 0, at, min(reservePiece, size-at))
 		}
 		switch {
 		case errors.Is(err, unix.ENOSPC), errors.Is(err, unix.EDQUOT), errors.Is(err, unix.EFBIG):
@@ -33,7 +33,7 @@ func reserve(ctx context.Context, f *os.File, size int64) error {
 			_ = unix.Fstatfs(int(f.Fd()), &stat)
 			return fmt.Errorf("it needs %s, and %s has %s of free space: %w", space.FormatBytes(size), filepath.Dir(f.Name()),
 				space.FormatBytes(int64(stat.Bavail)*stat.Bsize), err)
-		case err != 0:
+		case err != nil:
 			return nil // not supported
 		}
 	}

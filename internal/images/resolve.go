@@ -82,13 +82,14 @@ func Resolve(ctx context.Context, refs []string, opts ResolveOptions) ([]Item, e
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
+	var lacking error
 	if len(local) > 0 {
 		var names []string
 		for _, i := range local {
 			names = append(names, strings.TrimPrefix(refs[i], DaemonPrefix))
 		}
-		source, lacking := opts.Daemon(ctx, names)
-		failed = append(failed, lacking)
+		var source *Source
+		source, lacking = opts.Daemon(ctx, names)
 		if source == nil {
 			local = nil
 		}
@@ -112,7 +113,7 @@ func Resolve(ctx context.Context, refs []string, opts ResolveOptions) ([]Item, e
 			items = append(items, item)
 		}
 	}
-	return items, errors.Join(failed...)
+	return items, errors.Join(errors.Join(failed...), lacking)
 }
 
 // resolve finds one image and, if requested, its referrers.

@@ -127,9 +127,9 @@ func (s *Store) Open(ctx context.Context, desc ocispec.Descriptor) (*os.File, er
 	return s.check(ctx, desc)
 }
 
-// Link adds a blob of another store as a hard link or, if that is not possible, as a copy. It does nothing if this store
-// has an intact copy, and replaces a damaged one. The error is [fs.ErrNotExist] if from does not have the blob or its
-// copy is damaged.
+// Link adds a blob of another store as a hard link or, if that is not possible, as a copy. It does nothing if this
+// store has an intact copy, and replaces a damaged one. The error is [fs.ErrNotExist] if from does not have the
+// blob or its copy is damaged.
 func (s *Store) Link(ctx context.Context, desc ocispec.Descriptor, from *Store) error {
 	source, err := from.Open(ctx, desc)
 	if err != nil {

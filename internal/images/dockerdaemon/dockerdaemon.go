@@ -132,8 +132,8 @@ type MissingError struct{ Images []string }
 // Error implements error.
 func (e *MissingError) Error() string {
 	if len(e.Images) == 1 {
-		return fmt.Sprintf("image %s not found: run docker pull %[1]s, or pull it from its registry without the Docker engine",
-			e.Images[0])
+		return fmt.Sprintf("image %s not found: run docker pull %[1]s, or pull it from its registry without the Docker "+
+			"engine", e.Images[0])
 	}
 	return fmt.Sprintf("images %s not found: run docker pull for each, or pull them from their registries without the "+
 		"Docker engine", strings.Join(e.Images, ", "))

@@ -106,8 +106,8 @@ func (m *Meter) Done(r images.Result) {
 	m.sent += r.BytesSent
 	m.received += r.BytesReceived
 	m.skipped += r.BytesSkipped
-	fmt.Fprintf(m.w, "%s: %s, %.1f s, %s\n", logging.Printable(r.Reference), moved(r.BytesSent, r.BytesReceived, r.BytesSkipped),
-		r.Duration.Seconds(), r.Digest)
+	fmt.Fprintf(m.w, "%s: %s, %.1f s, %s\n", logging.Printable(r.Reference),
+		moved(r.BytesSent, r.BytesReceived, r.BytesSkipped), r.Duration.Seconds(), r.Digest)
 	if len(r.Omitted) > 0 {
 		fmt.Fprintf(m.w, "  without %s, which the source does not hold\n",
 			logging.Printable(strings.ReplaceAll(images.Platforms(r.Omitted).String(), ",", ", ")))
