@@ -2,7 +2,8 @@
 //
 // Credentials, tokens, pages of lists and error codes are those of oras-go (registry/remote, auth, errcode). What it
 // does not do is here: blobs that resume in both directions, content that is withheld if it is damaged, retries that
-// count attempts without progress instead of all, idle timeouts, SHA-512, and limits on where a registry may send the client.
+// count attempts without progress instead of all, idle timeouts, SHA-512, and limits on where a registry may send the
+// client.
 // Its retry.Transport repeats whole requests only.
 //
 // It transfers single manifests and blobs. Package images decides what belongs to an image and in which order to
