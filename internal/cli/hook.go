@@ -11,6 +11,7 @@ import (
 	certmanager "github.com/cert-manager/cert-manager/pkg/client/clientset/versioned/typed/certmanager/v1"
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
+	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
@@ -63,8 +64,7 @@ func (f *hookFlags) rollback() *cobra.Command {
 		Short: "Let Helm create again what the revision before a rollback lacks",
 		Long: `rollback runs before helm rollback applies a revision, after prepare. A switch away from proxy mode keeps the
 proxies' DaemonSets, and Helm 3 refuses to take back objects that exist. So rollback deletes the DaemonSets without
-their pods, which go on serving, and Helm's new DaemonSets adopt them. It refuses where a volume claim is such an
-object.`,
+their pods, which go on serving, and Helm's new DaemonSets adopt them.`,
 		Example: `  zarf-registry rollback --settings "$(cat settings.json)"`,
 		Args:    cobra.NoArgs,
 		RunE:    func(cmd *cobra.Command, _ []string) error { return f.run(cmd, (*hook.Hook).Rollback) },
@@ -207,18 +207,37 @@ func (f *hookFlags) run(cmd *cobra.Command, phase func(*hook.Hook, context.Conte
 func (f *hookFlags) limitByJob(ctx context.Context, client kubernetes.Interface, name string, log *slog.Logger) (
 	context.Context, context.CancelFunc,
 ) {
-	begin := time.Now()
-	job, err := client.BatchV1().Jobs(f.settings.Namespace).Get(ctx, name, metav1.GetOptions{})
-	switch {
-	case err != nil:
+	begin, err := startOfJob(ctx, client, f.settings.Namespace, name)
+	if err != nil {
 		log.Warn("cannot read this run's Job: the time limit begins now, although there may have been other attempts",
 			"job", name, "error", err.Error())
-	case job.Status.StartTime != nil:
-		begin = job.Status.StartTime.Time
+		begin = time.Now()
 	}
 	return context.WithDeadlineCause(ctx, begin.Add(f.timeout),
 		exitcode.Refuse("not done within %s of the start of Job %s/%s, including earlier attempts; their pods have their "+
 			"logs", f.timeout, f.settings.Namespace, name))
+}
+
+// startOfJob returns when a Job started, by this node's clock, which may be minutes off from that of the control plane:
+// only times of the same clock are compared. The pod of this run is the Job's newest.
+func startOfJob(ctx context.Context, client kubernetes.Interface, namespace, name string) (time.Time, error) {
+	job, err := client.BatchV1().Jobs(namespace).Get(ctx, name, metav1.GetOptions{})
+	if err != nil {
+		return time.Time{}, err
+	}
+	pods, err := client.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{
+		LabelSelector: batchv1.JobNameLabel + "=" + name})
+	if err != nil {
+		return time.Time{}, err
+	}
+	pods.Items = slices.DeleteFunc(pods.Items, func(p corev1.Pod) bool { return p.Status.StartTime == nil })
+	if len(pods.Items) == 0 || job.Status.StartTime == nil {
+		return time.Now(), nil
+	}
+	own := slices.MaxFunc(pods.Items, func(a, b corev1.Pod) int {
+		return a.CreationTimestamp.Compare(b.CreationTimestamp.Time)
+	})
+	return own.Status.StartTime.Add(job.Status.StartTime.Sub(own.CreationTimestamp.Time)), nil
 }
 
 // connection is a cluster.
