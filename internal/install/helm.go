@@ -96,12 +96,12 @@ func (r *run) readRelease() error {
 
 // idle returns an error if another Helm operation may be changing the release: the newest revision is pending, and
 // younger than the time limit of a run.
-func (r *run) idle() error {
+func (r *run) idle(ctx context.Context) error {
 	if r.last == nil || !r.last.Info.Status.IsPending() {
 		return nil
 	}
 	since, limit := r.last.Info.LastDeployed, r.Options.Timeout
-	if r.Now().Sub(since.Time) >= limit {
+	if r.pendingFor(ctx) >= limit {
 		return nil
 	}
 	return fmt.Errorf("revision %d of release %s is %s since %s: another helm or zarf-registry install is changing the "+
@@ -111,11 +111,27 @@ func (r *run) idle() error {
 		r.Options.Namespace, r.last.Name, r.last.Version)
 }
 
+// pendingFor returns the age of the newest revision, by the API server's clock: it sets the time of a Secret also in a dry
+// run. Only where another driver stores revisions, the clocks of two workstations are compared.
+func (r *run) pendingFor(ctx context.Context) time.Duration {
+	secrets := r.Client.CoreV1().Secrets(r.Options.Namespace)
+	name := fmt.Sprintf("sh.helm.release.v1.%s.v%d", r.last.Name, r.last.Version)
+	revision, err := secrets.Get(ctx, name, metav1.GetOptions{})
+	if err == nil {
+		probe := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{GenerateName: r.last.Name + "-time-"}}
+		probe, err = secrets.Create(ctx, probe, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
+		if err == nil {
+			return probe.CreationTimestamp.Sub(revision.CreationTimestamp.Time)
+		}
+	}
+	return r.Now().Sub(r.last.Info.LastDeployed.Time)
+}
+
 // recover marks a revision that an interrupted run left pending as failed. Helm refuses to touch it otherwise. It
 // reads the release again, because another operation may have begun since.
-func (r *run) recover(context.Context) (string, error) {
+func (r *run) recover(ctx context.Context) (string, error) {
 	seen := r.last
-	if err := errors.Join(r.readRelease(), r.idle()); err != nil {
+	if err := errors.Join(r.readRelease(), r.idle(ctx)); err != nil {
 		return "", err
 	}
 	if r.last != nil && (seen == nil || r.last.Version != seen.Version) {

@@ -223,7 +223,7 @@ func (r *run) readStep(ctx context.Context) (string, error) {
 	if err := r.read(ctx); err != nil {
 		return "", err
 	}
-	if err := r.idle(); err != nil {
+	if err := r.idle(ctx); err != nil {
 		return "", err
 	}
 	if r.last == nil {

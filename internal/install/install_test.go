@@ -490,6 +490,29 @@ func TestWhatAKilledRunLeftIsRecovered(t *testing.T) {
 			}
 		})
 	}
+	t.Run("the clock of the workstation does not matter", func(t *testing.T) {
+		b := newBench(t, namespace())
+		b.mustRun()
+		b.set(release.StatusPendingUpgrade)
+		b.Now = func() time.Time { return time.Now().Add(b.Options.Timeout) }
+		created := metav1.Now()
+		if err := b.client.Tracker().Add(&corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "zarf",
+			Name: "sh.helm.release.v1.zarf-registry.v1", CreationTimestamp: created}}); err != nil {
+			t.Fatal(err)
+		}
+		age := b.Options.Timeout - time.Second
+		b.client.PrependReactor("create", "secrets", func(action kubetesting.Action) (bool, runtime.Object, error) {
+			create := action.(kubetesting.CreateActionImpl)
+			probe := create.GetObject().DeepCopyObject().(*corev1.Secret)
+			probe.CreationTimestamp = metav1.NewTime(created.Add(age))
+			return slices.Equal(create.CreateOptions.DryRun, []string{metav1.DryRunAll}), probe, nil
+		})
+		if _, err := b.Installer.Run(t.Context()); err == nil || !strings.Contains(err.Error(), "another helm or zarf-registry install") {
+			t.Errorf("%v", err)
+		}
+		age = b.Options.Timeout
+		b.mustRun()
+	})
 	t.Run("the values of the deployed revision count, not those of the one that hangs", func(t *testing.T) {
 		b := newBench(t, namespace())
 		b.Options.Values = map[string]any{"mode": "proxy"}
