@@ -70,6 +70,11 @@ func (p *preparation) certificates(ctx context.Context) (string, error) {
 
 func (p *preparation) credentials(ctx context.Context) (string, error) {
 	copied := p.Saved != nil && p.Saved.PushSecret != ""
+	if s := p.run.Settings; s.PKI.Zarf && s.Push.Secret != "" {
+		if err := p.certs.RefuseZarfsName(ctx, s.Push.Secret); err != nil {
+			return "", err
+		}
+	}
 	did, err := p.certs.WritePush(ctx, p.run.Settings.Push.Secret, copied)
 	if err != nil {
 		return "", err

@@ -159,6 +159,9 @@ func TestZarfsPushUserWrites(t *testing.T) {
 		b.give("zarf-push", "correct horse")
 		b.mustFail(b.hook.Prepare(t.Context()), true,
 			`the push credential and Zarf's have the same user name "zarf-push": change that in auth.existingSecret`)
+		if user := b.secret("zarf-registry-credentials").Data["username"]; string(user) != "zarf-registry-push" {
+			t.Errorf("it was copied: %s", user)
+		}
 		b.hook.Settings.Push.Secret = ""
 
 		// The release no longer replaces Zarf's registry.

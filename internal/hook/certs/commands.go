@@ -75,6 +75,9 @@ func (c *command) copyCredential(ctx context.Context) (string, error) {
 	if c.saved.PushSecret == "" {
 		return "nothing: the credential is not a copy", nil
 	}
+	if err := c.RefuseZarfsName(ctx, c.saved.PushSecret); err != nil {
+		return "", err
+	}
 	did, err := c.WritePush(ctx, c.saved.PushSecret, true)
 	if err != nil {
 		return "", err

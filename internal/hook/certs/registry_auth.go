@@ -107,6 +107,27 @@ func (m *Manager) requiredSecret(ctx context.Context, name string) (*corev1.Secr
 	return secret, err
 }
 
+// RefuseZarfsName refuses a push credential of the user with the name of Zarf's, before it is copied: the one Secret is
+// for people, and another for the registry.
+func (m *Manager) RefuseZarfsName(ctx context.Context, from string) error {
+	auth, err := m.Secret(ctx, m.Settings.Name+names.SuffixRegistryAuth)
+	if err != nil {
+		return err
+	}
+	_, zarf := splitUsers(dataOf(auth)[names.KeyHtpasswd])
+	if m.Settings.PKI.Zarf { // commands cannot tell, and need not read what has changed
+		if zarf, err = m.zarfLine(ctx, zarf); err != nil {
+			return err
+		}
+	}
+	source, _, err := m.pushSource(ctx, from)
+	if err != nil {
+		return err
+	}
+	_, err = joinUsers(append(source[names.KeyUsername], ':'), zarf)
+	return err
+}
+
 // splitUsers returns the line of the push credential, and that of Zarf, which may be empty.
 func splitUsers(htpasswd []byte) (push, zarf []byte) {
 	end := bytes.IndexByte(htpasswd, '\n') + 1
