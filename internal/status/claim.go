@@ -3,6 +3,9 @@ package status
 import (
 	"context"
 	"fmt"
+	"slices"
+	"strings"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -60,4 +63,40 @@ func (c *collector) claimAdvice(p corev1.Pod) string {
 	}
 	return fmt.Sprintf("PersistentVolumeClaim %s/%s, StorageClass %q, has no volume: kubectl --namespace %[1]s describe "+
 		"persistentvolumeclaim %[2]s shows why", c.Namespace, claim.Name, claim.StorageClass)
+}
+
+// lost returns the way back if a node is not ready that has a pod of the registry, or "".
+func (c *collector) lost(ctx context.Context, pods []corev1.Pod) string {
+	notReady, err := c.nodesNotReady(ctx)
+	onLost := func(p corev1.Pod) bool { return notReady[p.Spec.NodeName] }
+	i := slices.IndexFunc(pods, onLost)
+	if err != nil || i < 0 {
+		return ""
+	}
+	node := pods[i].Spec.NodeName
+	other := slices.IndexFunc(pods, func(p corev1.Pod) bool { return !onLost(p) && p.DeletionTimestamp == nil })
+	if other < 0 {
+		after := 300 * time.Second // Kubernetes' default
+		for _, t := range pods[i].Spec.Tolerations {
+			if t.Key == corev1.TaintNodeUnreachable && t.TolerationSeconds != nil {
+				after = time.Duration(*t.TolerationSeconds) * time.Second
+			}
+		}
+		return fmt.Sprintf("its node %s is not ready; Kubernetes makes another pod %s after it has noticed that, unless most "+
+			"nodes are not ready", node, after)
+	}
+	claim, why := nodes.ClaimOf(pods[other].Spec), c.why(pods[other])
+	switch {
+	case claim == "":
+		return ""
+	case strings.Contains(why, "Attach"):
+		return fmt.Sprintf("node %[1]s, which is not ready, has its volume: switch it on, or make sure that it is off and "+
+			"run kubectl taint nodes %[1]s node.kubernetes.io/out-of-service=nodeshutdown:NoExecute, which frees the volume; "+
+			"remove that taint when the node is back", node)
+	case strings.Contains(why, "node affinity"):
+		return fmt.Sprintf("its volume is on node %[1]s, which is not ready: switch that on; if its disk is lost, run kubectl "+
+			"delete node %[1]s, kubectl --namespace %[2]s delete persistentvolumeclaim %[3]s and %[4]s, and push your images "+
+			"again from a backup", node, c.Namespace, claim, c.installCommand())
+	}
+	return ""
 }

@@ -32,6 +32,24 @@ func (c cluster) useClaim(phase corev1.PersistentVolumeClaimPhase) *corev1.Pod {
 	return p
 }
 
+// lostRegistry adds a node that is not ready with the registry's pod. With a reason why its successor does not start, that
+// exists.
+func lostRegistry(c cluster, why string) {
+	soon, since := int64(30), metav1.NewTime(now)
+	lost := pod("registry", "n2", false)
+	lost.Spec.Tolerations = []corev1.Toleration{{Key: corev1.TaintNodeUnreachable, TolerationSeconds: &soon}}
+	c.add(node("n2", false, pause), lost)
+	if why == "" {
+		c.drop("Pod registry-n1")
+		return
+	}
+	lost.DeletionTimestamp, lost.Finalizers = &since, []string{"example.com/kept"} // the fake API server wants one
+	p := c.useClaim(corev1.ClaimBound)
+	p.Status.Phase = corev1.PodPending
+	p.Status.Conditions = append(p.Status.Conditions, corev1.PodCondition{Type: corev1.PodScheduled,
+		Status: corev1.ConditionFalse, Reason: "Unschedulable", Message: why})
+}
+
 func event(kind, object, reason, message string) *corev1.Event {
 	return &corev1.Event{ObjectMeta: metav1.ObjectMeta{Namespace: "zarf", Name: reason}, Reason: reason, Message: message,
 		InvolvedObject: corev1.ObjectReference{Kind: kind, Name: object}}

@@ -472,7 +472,7 @@ func (c *collector) registry(ctx context.Context) error {
 		r.Message = cmp.Or(r.Message, "the others do not exist yet")
 		c.next("%d of %d registry pods are ready and serve all requests (%s): %s.", ready, r.Desired, r.Message, more)
 	default:
-		c.next("The registry is not ready (%s): %s.", orUnknown(r.Message), more)
+		c.next("The registry is not ready (%s): %s.", orUnknown(r.Message), cmp.Or(c.lost(ctx, pods.Items), more))
 	}
 	return nil
 }

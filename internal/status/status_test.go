@@ -554,6 +554,19 @@ func TestWhatIsWrongIsNamedWithWhatToDo(t *testing.T) {
 			evicted.Status = corev1.PodStatus{Phase: corev1.PodFailed, Reason: "Evicted", Message: "low on memory"}
 			c.add(evicted, pod("registry", "n1", false))
 		}, []string{"The registry is not ready (ErrImagePull: no such host)"}},
+		"the registry's node is off": {state.ModeProxy, func(c cluster) {
+			lostRegistry(c, "")
+		}, []string{"): its node n2 is not ready; Kubernetes makes another pod 30s after it has noticed that",
+			"Node n2 is not ready"}},
+		"the registry's node is off, and has attached the volume": {state.ModeProxy, func(c cluster) {
+			lostRegistry(c, "FailedAttachVolume: Multi-Attach error for volume pvc-1")
+		}, []string{"node n2, which is not ready, has its volume: switch it on, or make sure that it is off and run kubectl " +
+			"taint nodes n2 node.kubernetes.io/out-of-service=nodeshutdown:NoExecute", "Node n2 is not ready"}},
+		"the registry's node is off, and has the disk": {state.ModeProxy, func(c cluster) {
+			lostRegistry(c, "0/2 nodes are available: 1 node(s) didn't match PersistentVolume's node affinity")
+		}, []string{"its volume is on node n2, which is not ready: switch that on; if its disk is lost, run kubectl delete node " +
+			"n2, kubectl --namespace zarf delete persistentvolumeclaim zarf-registry and zarf-registry install --namespace zarf",
+			"Node n2 is not ready"}},
 		"an interrupted switch from an external registry": {state.ModeProxy, func(c cluster) {
 			c.changeState(t, func(s *state.State) {
 				external := settings(state.ModeExternal)
