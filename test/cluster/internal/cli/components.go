@@ -30,6 +30,8 @@ func newKubeconfig(a *app) *cobra.Command {
 func newActions(a *app) []*cobra.Command {
 	return []*cobra.Command{
 		a.onNode("reboot", "Switch a node off and on again: its disk stays", (*cluster.Cluster).RebootNode),
+		a.onNode("off", "Switch a node off", (*cluster.Cluster).SwitchOff),
+		a.onNode("on", "Switch a node on again: its disk has stayed", (*cluster.Cluster).SwitchOn),
 		a.onNode("unplug", "Cut a node off from all others and from the control plane", (*cluster.Cluster).Unplug),
 		a.onNode("plug", "Reconnect a node that was cut off", (*cluster.Cluster).Plug),
 		a.onComponent("kill", "Kill a component as a crash would; restart brings it back", (*cluster.Cluster).Kill),

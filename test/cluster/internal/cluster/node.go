@@ -192,10 +192,16 @@ func (c *Cluster) AddNode(ctx context.Context, n Node, programs map[string]strin
 	return c.joinNode(ctx, client, n)
 }
 
-// RebootNode ends a node as if it had been switched off, starts it again, and waits until its kubelet and
-// kube-proxy work. Its disk keeps the state of kubelet, container runtime and CNI plugins; processes, network
-// interfaces and packet filter are new.
+// RebootNode is SwitchOff and SwitchOn.
 func (c *Cluster) RebootNode(ctx context.Context, name string) error {
+	if err := c.SwitchOff(ctx, name); err != nil {
+		return err
+	}
+	return c.SwitchOn(ctx, name)
+}
+
+// SwitchOff ends a node as if it had lost power. Its disk keeps the state of kubelet, container runtime and CNI plugins.
+func (c *Cluster) SwitchOff(ctx context.Context, name string) error {
 	unlock, err := c.lock(ctx)
 	if err != nil {
 		return err
@@ -211,7 +217,17 @@ func (c *Cluster) RebootNode(ctx context.Context, name string) error {
 	if err := c.killMember(ctx, name); err != nil {
 		return err
 	}
-	if err := c.disconnectNode(ctx, n); err != nil {
+	return c.disconnectNode(ctx, n)
+}
+
+// SwitchOn starts a node that was switched off, and waits until its kubelet and kube-proxy work. Processes, network
+// interfaces and packet filter are new. Others may start nodes and components meanwhile, also the control plane.
+func (c *Cluster) SwitchOn(ctx context.Context, name string) error {
+	if err := c.reload(); err != nil {
+		return err
+	}
+	n, err := c.node(name)
+	if err != nil {
 		return err
 	}
 	ctx, done := c.watch(ctx)

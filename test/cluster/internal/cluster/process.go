@@ -316,6 +316,9 @@ func (c *Cluster) waitForUse(ctx context.Context, p Process) error {
 	}
 	switch strings.TrimSuffix(p.ID, "."+p.Node) {
 	case etcd, apiServer, forwarder:
+		if server, err := c.Process(apiServer); err == nil && server.State() == Dead {
+			return nil // of a control plane that is off, etcd comes first
+		}
 		client, err := c.client()
 		if err != nil {
 			return err
