@@ -281,8 +281,9 @@ func TestSwitchingModesDoesNotChangeTheRegistry(t *testing.T) {
 		} {
 			texts = append(texts, out.files[name+".yaml"])
 		}
-		// Only proxies have a CA that nodes may have to trust.
+		// Only proxies have a CA that nodes may have to trust, and ports of the nodes, which an annotation names.
 		all := strings.Join(texts, "---\n")
+		all = regexp.MustCompile(`(?m)(^  annotations:\n)?^    zarf-registry/node-ports: .*\n`).ReplaceAllString(all, "")
 		for _, rule := range []string{
 			"[\"\"]\n    resources: [pods]\n    verbs: [delete]\n", "[apps]\n    resources: [daemonsets]\n    verbs: [list]\n",
 		} {

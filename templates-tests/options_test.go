@@ -2,15 +2,19 @@ package templates
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 	appsv1 "k8s.io/api/apps/v1"
+	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 
+	"github.com/zarf-dev/zarf-registry/internal/release/names"
 	"github.com/zarf-dev/zarf-registry/internal/release/state"
 )
 
@@ -274,6 +278,87 @@ func TestTopologySpreadConstraints(t *testing.T) {
 		want, find[*appsv1.Deployment](t, out, "zarf-registry").Spec.Template.Spec.TopologySpreadConstraints,
 	); diff != "" {
 		t.Error(diff)
+	}
+}
+
+// Cluster-scoped objects, and those in other namespaces, of releases whose namespace and name join to the same text.
+func TestNamesOfTwoReleasesDiffer(t *testing.T) {
+	t.Parallel()
+	seen := map[string]string{}
+	for namespace, name := range map[string]string{"zarf": "registry-x", "zarf-registry": "x"} {
+		out := rendering{values: every(t, "fullnameOverride="+name, "namespaceOverride="+namespace,
+			"localRegistryHosting=true")}.render(t)
+		for _, o := range out.objects {
+			key := o.GetNamespace() + " " + o.String()
+			if other := seen[key]; other != "" && other != namespace {
+				t.Errorf("both releases have %s", key)
+			}
+			seen[key] = namespace
+		}
+	}
+}
+
+func TestTheTimeoutOfJobsGrowsWithTheNodes(t *testing.T) {
+	t.Parallel()
+	for count, want := range map[int]string{0: "240s", 50: "240s", 51: "242s", 200: "540s"} {
+		var nodes []runtime.Object
+		for i := range count {
+			nodes = append(nodes, node(fmt.Sprintf("n%d", i), "amd64"))
+		}
+		out := rendering{values: proxyMode(t), cluster: newCluster(nodes...)}.render(t)
+		job := find[*batchv1.Job](t, out, "zarf-registry-finish")
+		if args := job.Spec.Template.Spec.Containers[0].Args; !slices.Contains(args, "--timeout="+want) {
+			t.Errorf("%d nodes: %q", count, args)
+		}
+	}
+}
+
+// The registry of a node that is lost is replaced soon, unless its images are lost with the pod.
+func TestTheRegistryOfALostNodeIsReplaced(t *testing.T) {
+	t.Parallel()
+	const notReady, unreachable = "node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"
+	for description, c := range map[string]struct {
+		sets []string
+		want map[string]int64 // seconds by taint; -1: forever
+	}{
+		"a claim":            {nil, map[string]int64{notReady: 30, unreachable: 30}},
+		"S3":                 {[]string{"registry.storage={type: s3, s3: {bucket: b, region: r}}"}, map[string]int64{notReady: 30, unreachable: 30}},
+		"on the node's disk": {[]string{"registry.persistence.enabled=false"}, nil},
+		"one taint has its own": {
+			[]string{"registry.tolerations=[{key: " + unreachable + ", operator: Exists, effect: NoExecute, tolerationSeconds: 5}]"},
+			map[string]int64{notReady: 30, unreachable: 5},
+		},
+		"all taints are tolerated": {[]string{"registry.tolerations=[{operator: Exists}]"}, map[string]int64{"": -1}},
+		"the node itself is tolerated, not its lack": {
+			[]string{"registry.tolerations=[{operator: Exists, effect: NoSchedule}]"},
+			map[string]int64{"": -1, notReady: 30, unreachable: 30},
+		},
+	} {
+		got := map[string]int64{}
+		for _, toleration := range registryOf(t, rendering{values: proxyMode(t, c.sets...)}.render(t)).Spec.Template.Spec.Tolerations {
+			got[toleration.Key] = -1
+			if toleration.TolerationSeconds != nil {
+				got[toleration.Key] = *toleration.TolerationSeconds
+			}
+		}
+		if !maps.Equal(got, c.want) {
+			t.Errorf("%s: %v, want %v", description, got, c.want)
+		}
+	}
+}
+
+// By the annotation, another release finds that it has the same ports of the nodes.
+func TestTheServiceNamesThePortsOfNodes(t *testing.T) {
+	t.Parallel()
+	for set, want := range map[string]string{
+		"proxy.hostNetwork=true": "31999,9102", "proxy.hostNetwork=false": "", "registryProxy=false": "",
+	} {
+		out := rendering{values: proxyMode(t, set)}.render(t)
+		got := find[*corev1.Service](t, out, "zarf-registry").Annotations[names.AnnotationNodePorts]
+		ports := strings.Trim(strings.Join(strings.Fields(fmt.Sprint(decided(out).Proxy.NodePorts)), ","), "[]")
+		if got != want || ports != want {
+			t.Errorf("%s: the Service names %q, the settings %q", set, got, ports)
+		}
 	}
 }
 

@@ -3,6 +3,7 @@ package templates
 import (
 	"context"
 	"encoding/json"
+	"maps"
 	"regexp"
 	"slices"
 	"strings"
@@ -416,6 +417,7 @@ func TestTableOfPauseImages(t *testing.T) {
 		Source, Default string
 		Digests         map[string]string
 		Repositories    []string
+		Official        []string
 	}
 	for _, f := range loadChart(t).Files {
 		if f.Name == "files/pause-images.json" {
@@ -437,6 +439,15 @@ func TestTableOfPauseImages(t *testing.T) {
 		if strings.ContainsAny(repository, "*@:") || rules.Trust(repository+":1") != nodeimages.ByName {
 			t.Errorf("repository %s is not trusted", repository)
 		}
+	}
+	for _, image := range table.Official {
+		_, name, _ := strings.Cut(image, "/")
+		if rules.Trust(image) != nodeimages.ByName || !slices.Contains(slices.Collect(maps.Values(table.Digests)), name) {
+			t.Errorf("%s is no official image that is trusted by its name", image)
+		}
+	}
+	if !slices.Equal(table.Official, rules.Official) || len(table.Official) < 5 {
+		t.Errorf("the images to try are %q", rules.Official)
 	}
 	if len(table.Digests) < 10 || !slices.IsSorted(table.Repositories) || table.Source == "" {
 		t.Errorf("the table is %+v", table)

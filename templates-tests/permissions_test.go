@@ -115,7 +115,7 @@ var expectedPermissions = []permission{
 	{"init-hook Role", "list,patch endpointslices.discovery.k8s.io", nil},
 	{"init-hook Role", "get deployments.apps -", nil},
 	{"init-hook Role", "delete,list daemonsets.apps", nil},
-	{"init-hook Role", "get jobs.batch -cleanup,-finish,-prepare", nil},
+	{"init-hook Role", "get jobs.batch -cleanup,-finish,-prepare,-rollback", nil},
 	{"init-hook Role", "delete jobs.batch -finish,-prepare,-rollback", nil},
 	{"init-hook Role", "create certificates.cert-manager.io", nil},
 	{"init-hook Role", "create issuers.cert-manager.io", nil},
@@ -360,11 +360,11 @@ func TestPermissionsFollowThePKI(t *testing.T) {
 			// The Jobs run the CronJob's code too.
 			hook := rights(append(
 				find[*rbacv1.Role](t, out, "zarf-registry-hook").Rules,
-				find[*rbacv1.ClusterRole](t, out, "zarf-zarf-registry-hook").Rules...,
+				find[*rbacv1.ClusterRole](t, out, "zarf.zarf-registry-hook").Rules...,
 			)...)
 			for what, verbs := range rights(append(
 				find[*rbacv1.Role](t, out, "zarf-registry-certificates").Rules,
-				find[*rbacv1.ClusterRole](t, out, "zarf-zarf-registry-certificates").Rules...,
+				find[*rbacv1.ClusterRole](t, out, "zarf.zarf-registry-certificates").Rules...,
 			)...) {
 				if !subset(strings.Fields(verbs), strings.Fields(hook[what])...) {
 					t.Errorf("the CronJob may %s %s, the Jobs only %s", verbs, what, hook[what])

@@ -118,6 +118,9 @@ func TestDisruptionBudgetNeverBlocksADrain(t *testing.T) {
 		if c.file == "cache" {
 			want = append(want, "cache")
 		}
+		if len(healers(c.output)) > 0 {
+			want = append(want, "healer")
+		}
 		for _, b := range found {
 			components = append(components, b.Labels["app.kubernetes.io/component"])
 		}

@@ -15,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 
 	"github.com/zarf-dev/zarf-registry/internal/hook/preflight"
+	"github.com/zarf-dev/zarf-registry/internal/release/names"
 	"github.com/zarf-dev/zarf-registry/internal/release/settings"
 	"github.com/zarf-dev/zarf-registry/internal/release/state"
 )
@@ -187,6 +188,14 @@ func TestPreflightFinds(t *testing.T) {
 		"Service of another release": {objects: nodes{node("n1"),
 			func() *corev1.Service { s := nodePortService(); s.Labels = nil; return s }()},
 			check: "port", severity: blocker, want: []string{"Service zarf/zarf-registry-nodeport"}},
+		"proxies of another release on the host network": {objects: nodes{node("n1"), proxiesOf("app", "other", "31998,9102")},
+			options: []func(*settings.Settings){onHostNetwork}, check: "port", severity: blocker,
+			want: []string{"release other in namespace app", "its proxies listen on port 9102 of the nodes, too",
+				"--set proxy.metricsPort=PORT"}},
+		"ignores proxies of another release on other ports": {objects: nodes{node("n1"), proxiesOf("app", "other", "31998,9103")},
+			options: []func(*settings.Settings){onHostNetwork}},
+		"ignores the release's own proxies": {objects: nodes{node("n1"), proxiesOf("zarf", "zarf-registry", "31999,9102")},
+			options: []func(*settings.Settings){onHostNetwork}},
 		"node port allocated meanwhile": {objects: nodes{node("n1")},
 			options: []func(*settings.Settings){modeOf(state.ModeNodePort)},
 			admit: refuseServices(
@@ -397,6 +406,17 @@ func TestPreflightFinds(t *testing.T) {
 			b.mustLog(`"check":"` + c.check + `"`)
 		})
 	}
+}
+
+func onHostNetwork(o *settings.Settings) {
+	o.Proxy.HostNetwork, o.Proxy.NodePorts = true, []int{31999, 9102}
+}
+
+// proxiesOf returns the Service of a release whose proxies listen on ports of the nodes.
+func proxiesOf(namespace, release, ports string) *corev1.Service {
+	return &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "registry",
+		Labels:      map[string]string{names.LabelName: names.Chart, names.LabelInstance: release},
+		Annotations: map[string]string{"zarf-registry/node-ports": ports}}}
 }
 
 func TestPrepareReportsAllBlockersAndAllCanBeIgnored(t *testing.T) {

@@ -492,7 +492,7 @@ func TestPrepareRecordsPauseImages(t *testing.T) {
 	choosePause(&b.hook.Settings, "a/b:1", state.SourceValue, state.PauseValue)
 	check("explicit", "a/b:1", state.PauseValue)
 	b.hook.Settings.Preflight.Ignore = nil
-	choosePause(&b.hook.Settings, pauseImage, state.SourceCluster, state.PauseName)
+	choosePause(&b.hook.Settings, "registry.k8s.io/pause:3.7", state.SourceCluster, state.PauseName)
 	err := b.hook.Prepare(t.Context())
 	b.mustFail(err, true, "pause-image", "the release uses a/b:1 for amd64 (set by injector.image)")
 	if got := b.state().PauseImages["amd64"].Reference; got != "a/b:1" {
@@ -500,4 +500,19 @@ func TestPrepareRecordsPauseImages(t *testing.T) {
 	}
 	choosePause(&b.hook.Settings, pauseImage, state.SourceCluster, state.PauseDigest)
 	check("rollback", pauseImage, state.PauseDigest)
+	// So do those to other images that a node has.
+	for _, source := range []state.Source{state.SourceCluster, state.SourceDefault} {
+		b.hook.Settings.Preflight.Ignore = []string{"pause-image"}
+		choosePause(&b.hook.Settings, "a/b:1", state.SourceValue, state.PauseValue)
+		check("explicit", "a/b:1", state.PauseValue)
+		b.hook.Settings.Preflight.Ignore = nil
+		reason := map[state.Source]state.PauseReason{state.SourceCluster: state.PauseName,
+			state.SourceDefault: state.PauseDefault}[source]
+		choosePause(&b.hook.Settings, pauseImage, source, reason)
+		b.mustPrepare()
+		recorded := b.state().PauseImages["amd64"].Reference == pauseImage
+		if want := source == state.SourceCluster; recorded != want { // a blind rendering changes nothing that is recorded
+			t.Errorf("a rollback to an image of the source %s is recorded: %t", source, recorded)
+		}
+	}
 }

@@ -84,7 +84,7 @@ func (c *collector) rewriting(ctx context.Context) error {
 
 // rewritePolicy reads the release's policy. It returns nil if the policy does not exist or may not be read.
 func (c *collector) rewritePolicy(ctx context.Context) (*rewritePolicy, error) {
-	name := fmt.Sprintf("%s-%s-rewrite", c.Namespace, c.Name)
+	name := fmt.Sprintf("%s.%s-rewrite", c.Namespace, c.Name)
 	stable, err := c.Client.AdmissionregistrationV1().MutatingAdmissionPolicies().Get(ctx, name, metav1.GetOptions{})
 	if err == nil {
 		return &rewritePolicy{stable.ObjectMeta, stable.Spec.MatchConstraints.NamespaceSelector,

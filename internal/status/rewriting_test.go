@@ -20,7 +20,7 @@ import (
 )
 
 func TestRewriting(t *testing.T) {
-	const name = "zarf-zarf-registry-rewrite"
+	const name = "zarf.zarf-registry-rewrite"
 	meta := metav1.ObjectMeta{Name: name, Annotations: map[string]string{"zarf-registry/rewritten-host": "quay.io"}}
 	selector := &metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{{
 		Key: "kubernetes.io/metadata.name", Operator: metav1.LabelSelectorOpNotIn, Values: []string{"zarf", "kube-system"}}}}

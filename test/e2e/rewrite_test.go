@@ -248,7 +248,7 @@ func TestRewrite(t *testing.T) {
 		})
 	})
 	must(t, "zarf-registry status says whether the policy takes effect", func(t *testing.T) {
-		const policy = namespace + "-" + release + "-rewrite"
+		const policy = namespace + "." + release + "-rewrite"
 		w.isHealthy(t)
 		_, text := w.status(t)
 		if !strings.Contains(text, policy+", takes effect\n") {

@@ -69,8 +69,8 @@ spec:
   schedule: {{ $settings.schedule | quote }}
   {{- /* One run at a time: the next one continues where this one stopped. */}}
   concurrencyPolicy: Forbid
-  {{- /* Catch up a missed run, for example after control plane downtime. */}}
-  startingDeadlineSeconds: 1800
+  {{- /* No startingDeadlineSeconds: the last run that the control plane missed while it was off is made up for, however
+  long ago it was. */}}
   {{- /* A node can get tokens of a pod's ServiceAccount while the pod exists, even if it has ended. A failed one stays
   for an hour, for its log. */}}
   successfulJobsHistoryLimit: 0

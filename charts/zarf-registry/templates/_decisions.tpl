@@ -104,6 +104,7 @@ overwrites what is recorded there. */ -}}
   tls          whether the proxies serve TLS as well: always or never
   hostNetwork  the proxies use the node's network: no packet can be rewritten so that a hostPort answers on ::1, and
                CRI-O, which serves host ports itself, does not rewrite the source of those to 127.0.0.1
+  nodePorts    the ports that they listen on there
   hostPort     they use a hostPort. In nodeport mode too: proxies may still serve during a switch
   openshift    users and groups are left to OpenShift. Asks Capabilities instead of lookup: helm template and Argo CD set
                them with --api-versions */ -}}
@@ -125,16 +126,23 @@ overwrites what is recorded there. */ -}}
 {{- if eq $openshift "auto" -}}
 {{- $openshift = .Capabilities.APIVersions.Has "security.openshift.io/v1" | toString -}}
 {{- end -}}
+{{- $ports := list -}}
+{{- if and .zr.proxyMode $hostNetwork -}}
+{{- $ports = list (int .Values.port) (int .Values.proxy.metricsPort) -}}
+{{- end -}}
 {{- $_ := merge .zr (dict
   "tls" $tls
   "hostNetwork" $hostNetwork
+  "nodePorts" $ports
   "hostPort" (and .zr.internal (not $hostNetwork))
   "openshift" (eq $openshift "true")) -}}
 {{- end -}}
 
 {{- /* What the chart deploys beside the registry's Deployment:
   registry      several, there is more than one pod; mountsClaim, to store images; sharedStorage, two pods can run at once,
-                if only during a rollout
+                if only during a rollout; claim, empty if none is rendered; its kept is the specification of one that
+                another mode or storage keeps, which stays in the manifest: helm rollback of Helm 3 fails where an object
+                exists that the failed revision lacks
   cache         wanted, the values ask for caches; enabled; deployment, with cache.replicas
   certificates  name of the CronJob that renews certificates, if it is rendered. At most 52 characters: Jobs append a
                 timestamp
@@ -151,8 +159,14 @@ overwrites what is recorded there. */ -}}
 {{- $gc := and .zr.internal $registry.garbageCollection.enabled -}}
 {{- $certificates := printf "%s-certificates" (.zr.name | trunc 39 | trimSuffix "-") -}}
 {{- $wanted := or (gt (int $cache.replicas) 0) (not (empty $cache.nodeSelector)) -}}
+{{- $makes := and .zr.internal $filesystem $claim.enabled (not $claim.existingClaim) -}}
+{{- $kept := dict -}}
+{{- if and $claim.retain (not $makes) -}}
+{{- $kept = include "zarf-registry.cluster.claim" . | fromJson -}}
+{{- end -}}
 {{- $_ := merge .zr (dict
   "registry" (dict
+    "claim" (or $makes (not (empty $kept)) | ternary (dict "kept" $kept) dict)
     "several" (gt (int $registry.replicas) 1)
     "mountsClaim" (and $claim.enabled $filesystem)
     "sharedStorage" (or $s3 $many))
@@ -197,7 +211,7 @@ overwrites what is recorded there. */ -}}
   "rewrite" (dict
     "byRepository" (has $missing (list "keep" "deny"))
     "denies" (eq $missing "deny")
-    "name" (printf "%s-%s-rewrite" .zr.namespace .zr.name))) -}}
+    "name" (printf "%s.%s-rewrite" .zr.namespace .zr.name))) -}}
 {{- end -}}
 
 {{- /* The project's programs on nodes:
@@ -345,7 +359,8 @@ recorded mode keeps what was recorded where the values are silent. */ -}}
 {{- $_ := set .zr "pods" $pods -}}
 {{- end -}}
 
-{{- /* The image of the Jobs: value; nodes, the ready nodes that report it; pushed, the architecture if it is the image
+{{- /* hookTimeout, that of the Jobs, which grows with the number of nodes: 4 minutes for up to 50, and 2 s for each other.
+The image of the Jobs: value; nodes, the ready nodes that report it; pushed, the architecture if it is the image
 that finish pushed into this registry. The published image is named by digest where nodes report that digest, or none
 reports its tag; archives and copies in other registries may have other digests. The pushed image serves clusters where
 no node has the configured one. It must be of the configured version, since it carries the payload, and its address must
@@ -380,7 +395,14 @@ not change in the upgrade that the Jobs are part of. A nodeSelector for the Jobs
 {{- end -}}
 {{- end -}}
 {{- end -}}
-{{- $_ := set .zr "hookImage" (dict "value" $image "nodes" $nodes "pushed" $pushed) -}}
+{{- $timeout := .Values.initHook.timeout -}}
+{{- if not $timeout -}}
+{{- include "zarf-registry.cluster.loadNodes" . -}}
+{{- $timeout = len .zr.cluster.nodes | mul 2 | add 140 | max 240 | printf "%ds" -}}
+{{- end -}}
+{{- $_ := merge .zr (dict
+  "hookImage" (dict "value" $image "nodes" $nodes "pushed" $pushed)
+  "hookTimeout" $timeout) -}}
 {{- end -}}
 
 {{- /* The image of CronJobs and of the pods of helm test: value; pushed, it is in this registry; architecture, the only

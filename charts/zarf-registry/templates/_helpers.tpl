@@ -32,7 +32,8 @@ namespace: {{ (first .).zr.namespace | quote }}
 {{ include "zarf-registry.metadata.common" . }}
 {{- end -}}
 
-{{- /* The same for an object without a namespace. */ -}}
+{{- /* The same for an object without a namespace, whose name begins with that of the release and a dot, which namespaces
+cannot contain: so the names of two releases differ. */ -}}
 {{- define "zarf-registry.metadata.cluster" -}}
 name: {{ index . 2 }}
 {{ include "zarf-registry.metadata.common" . }}

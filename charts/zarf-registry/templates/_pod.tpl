@@ -64,11 +64,17 @@ readinessProbe:
 {{- end -}}
 
 {{- /* Spreads a component's pods over nodes, as a preference: a pod next to another is better than none. Pods of another
-revision do not count, or a rollout on two nodes could end with both on one. Takes a list: root, component. */ -}}
+revision do not count, or a rollout on two nodes could end with both on one. Takes a list: root, component; optional:
+whenUnsatisfiable. */ -}}
 {{- define "zarf-registry.pod.spread" -}}
 - topologyKey: kubernetes.io/hostname
   maxSkew: 1
-  whenUnsatisfiable: ScheduleAnyway
+  {{- $otherwise := append . "ScheduleAnyway" | rest | rest | first }}
+  whenUnsatisfiable: {{ $otherwise }}
+  {{- if eq $otherwise "DoNotSchedule" }}
+  {{- /* Nodes that are cordoned or down do not count. */}}
+  nodeTaintsPolicy: Honor
+  {{- end }}
   labelSelector:
     matchLabels:
       {{- include "zarf-registry.selectorLabels" . | nindent 6 }}
@@ -78,7 +84,7 @@ revision do not count, or a rollout on two nodes could end with both on one. Tak
 
 {{- /* An affinity that spreads a component's pods over zones. Not a topology spread constraint: the scheduler ignores all
 constraints on nodes that lack one of their topology labels, and on-premises nodes rarely have a zone. Takes a list:
-root, component. */ -}}
+root, component; optional: another component, whose nodes the pods avoid. */ -}}
 {{- define "zarf-registry.pod.apart" -}}
 podAntiAffinity:
   preferredDuringSchedulingIgnoredDuringExecution:
@@ -92,6 +98,14 @@ podAntiAffinity:
         matchLabelKeys:
           - pod-template-hash
         {{- end }}
+    {{- range $other := rest . | rest }}
+    - weight: 50
+      podAffinityTerm:
+        topologyKey: kubernetes.io/hostname
+        labelSelector:
+          matchLabels:
+            {{- include "zarf-registry.selectorLabels" (list (first $) $other) | nindent 12 }}
+    {{- end }}
 {{- end -}}
 
 {{- /* What a container that runs a program consists of: the payload in the node's pause image or the program's own image,

@@ -217,9 +217,12 @@ func (i *Inspection) pauseImageOrigin(architecture string, image settings.PauseI
 	}
 	changed := recorded.Reference != image.Reference
 	byDigest := strings.Contains(recorded.Reference, "@")
-	// A rollback has the images of its revision. It may restore what a person or an official digest vouches for.
-	chosen := image.Source == state.SourceValue || !withoutCluster &&
-		(image.Reason == state.PauseValue || image.Reason == state.PauseDigest)
+	// A rollback has the images of its revision. It may restore what a person or an official digest vouches for, and what
+	// the rules trust where a node has it. That the revision's pods use it is no reason.
+	rules := i.Settings.Injector.PauseRules
+	rules.References = nil
+	chosen := image.Source == state.SourceValue || nodes.with && rules.Trust(image.Reference) != nodeimages.None ||
+		!withoutCluster && (image.Reason == state.PauseValue || image.Reason == state.PauseDigest)
 	switch {
 	case image.Source == state.SourceValue && len(nodes.reporting) > 0 && !nodes.with && nodes.complete:
 		// The healer helps no pod either: it runs in the same image.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
@@ -59,11 +60,35 @@ func (i *Inspection) lookAtServices(ctx context.Context) ([]Finding, error) {
 				Remedy: "rename or delete it, or --set fullnameOverride=NAME"})
 		}
 	}
+	findings = append(findings, i.otherProxies(list.Items, used)...)
 	if used || !i.ownsPort() {
 		return findings, nil
 	}
 	found, err := i.tryService(ctx, err == nil)
 	return append(findings, found...), err
+}
+
+// otherProxies finds other releases whose proxies listen on the same ports of the nodes: the kernel would share them
+// out among both (SO_REUSEPORT), because both run as the same user. known is true if a Service with the registry's port
+// is a finding already.
+func (i *Inspection) otherProxies(services []corev1.Service, known bool) (findings []Finding) {
+	for _, s := range services {
+		ports := strings.Split(s.Annotations[names.AnnotationNodePorts], ",")
+		if s.Labels[names.LabelName] != names.Chart || s.Namespace == i.Settings.Namespace &&
+			s.Labels[names.LabelInstance] == i.Settings.Release {
+			continue
+		}
+		for n, port := range i.Settings.Proxy.NodePorts {
+			if !slices.Contains(ports, strconv.Itoa(port)) || n == 0 && known {
+				continue
+			}
+			findings = append(findings, Finding{Check: checkPort, Severity: Blocker,
+				Object: fmt.Sprintf("release %s in namespace %s", s.Labels[names.LabelInstance], s.Namespace),
+				Cause:  fmt.Sprintf("its proxies listen on port %d of the nodes, too", port),
+				Remedy: fmt.Sprintf("--set %s=PORT", []string{"port", "proxy.metricsPort"}[min(n, 1)])})
+		}
+	}
+	return findings
 }
 
 // otherPort returns the remedy for a Service with the registry's port.

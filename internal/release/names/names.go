@@ -104,6 +104,9 @@ const (
 	AnnotationNodeConfig = "zarf-registry/node-config-checksum"
 	// AnnotationRefreshed changes on a pod to make its kubelet refresh mounted Secrets at once.
 	AnnotationRefreshed = "zarf-registry/refreshed-at"
+	// AnnotationNodePorts on the registry's Service are the ports of the nodes on which the release's proxies listen,
+	// separated by commas.
+	AnnotationNodePorts = "zarf-registry/node-ports"
 	// AnnotationPreviousImages on a pod lists the images that the healer replaced, separated by commas, oldest
 	// first.
 	AnnotationPreviousImages = "zarf-registry/previous-images"

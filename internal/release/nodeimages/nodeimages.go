@@ -37,6 +37,9 @@ type Rules struct {
 	Digest string `json:"digest"`
 	Name   string `json:"name"`
 	Own    string `json:"own"`
+	// Official are images that a node may have without reporting them: official pause images under the names
+	// that installers give them, the most widespread first.
+	Official []string `json:"official,omitempty"`
 }
 
 // Trust is why an image may carry programs.
@@ -54,14 +57,15 @@ const (
 // FromData returns the rules in the data of a ConfigMap.
 func FromData(data map[string]string) (Rules, error) {
 	references := strings.Fields(data["references"])
-	r := Rules{References: references, Digest: data["digest"], Name: data["name"], Own: data["own"]}
+	r := Rules{References: references, Digest: data["digest"], Name: data["name"], Own: data["own"],
+		Official: strings.Fields(data["official"])}
 	return r, r.Validate()
 }
 
 // Read returns the rules in the files of a mounted ConfigMap.
 func Read(dir string) (Rules, error) {
 	data := map[string]string{}
-	for _, key := range []string{"references", "digest", "name", "own"} {
+	for _, key := range []string{"references", "digest", "name", "own", "official"} {
 		content, err := os.ReadFile(filepath.Join(dir, key))
 		if err != nil {
 			return Rules{}, fmt.Errorf("reading which images may be used: %w", err)
@@ -138,12 +142,12 @@ func (r Rules) Complete(images []Image) bool {
 }
 
 // Choose returns the image for injected programs on a node that reports these: the best that is trusted.
-// Where a list may lack some, those in use elsewhere follow: they may be there. It leaves out those in
-// except and returns "" if none remains.
+// Where a list may lack some, those in use elsewhere follow, and then official ones: they may be there. It leaves
+// out those in except and returns "" if none remains.
 func (r Rules) Choose(images []Image, inUse []string, except ...string) string {
 	candidates := r.Trusted(images)
 	if len(images) > 0 && !r.Complete(images) {
-		candidates = append(slices.Clone(r.References), inUse...)
+		candidates = slices.Concat(r.References, inUse, r.Official)
 	}
 	for _, name := range candidates {
 		if r.Trust(name) != None && !slices.Contains(except, name) {

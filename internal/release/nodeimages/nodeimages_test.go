@@ -19,7 +19,7 @@ const (
 var rules = nodeimages.Rules{
 	References: []string{"example.com/mine:1"}, Digest: "^[^@]+" + official + "$",
 	Name: `^(registry\.k8s\.io/pause)(:[0-9A-Za-z_][0-9A-Za-z_.-]*|@sha256:[0-9a-f]{64})$`,
-	Own:  `(?i)^(localhost|[^/]*:31999)(:[0-9]+)?/`,
+	Own:  `(?i)^(localhost|[^/]*:31999)(:[0-9]+)?/`, Official: []string{"untrusted.example/pause:1", "registry.k8s.io/pause:3.8"},
 }
 
 func list(images ...nodeimages.Image) []nodeimages.Image { return images }
@@ -62,7 +62,10 @@ func TestChoose(t *testing.T) {
 			full, []string{"evil/pause:1", "registry.k8s.io/pause:3.9"}, []string{"example.com/mine:1"},
 			"registry.k8s.io/pause:3.9",
 		},
-		"then nothing": {full, []string{"evil/pause:1"}, []string{"example.com/mine:1"}, ""},
+		"then official ones": {
+			full, []string{"evil/pause:1"}, []string{"example.com/mine:1"}, "registry.k8s.io/pause:3.8",
+		},
+		"then nothing": {full, []string{"evil/pause:1"}, []string{"example.com/mine:1", "registry.k8s.io/pause:3.8"}, ""},
 	} {
 		if got := rules.Choose(c.images, c.inUse, c.except...); got != c.want {
 			t.Errorf("%s: %q, want %q", description, got, c.want)
@@ -101,6 +104,7 @@ func TestRulesAreRead(t *testing.T) {
 	write("references", "a:1\nb:1\n")
 	write("name", "^a$")
 	write("own", "^b$")
+	write("official", "c:1\nd:1\n")
 	if _, err := nodeimages.Read(dir); err == nil {
 		t.Error("read without a digest")
 	}
@@ -112,6 +116,7 @@ func TestRulesAreRead(t *testing.T) {
 	}
 	write("digest", "^d$")
 	if r, err := nodeimages.Read(dir); err != nil || !slices.Equal(r.References, []string{"a:1", "b:1"}) ||
+		!slices.Equal(r.Official, []string{"c:1", "d:1"}) ||
 		r.Trust("d") != nodeimages.ByDigest || r.Trust("a") != nodeimages.ByName || r.Trust("b:1") != nodeimages.ByReference {
 		t.Errorf("%+v: %v", r, err)
 	}

@@ -73,6 +73,8 @@ type Settings struct {
 type Proxy struct {
 	// HostNetwork reports whether proxies use their node's network namespace.
 	HostNetwork bool `json:"hostNetwork,omitempty"`
+	// NodePorts are the ports that they listen on there, that of the registry first.
+	NodePorts []int `json:"nodePorts,omitempty"`
 	// DaemonSets are the names of those that the chart renders. Finish deletes the release's
 	// other proxies. Empty in proxy mode: it keeps all of them.
 	DaemonSets []string `json:"daemonSets,omitempty"`

@@ -49,7 +49,8 @@ spec:
   {{- end }}
   {{- if not $selector }}
   affinity:
-    {{- include "zarf-registry.pod.apart" (list . "cache") | nindent 4 }}
+    {{- /* A cache that is lost together with the registry does not help. */}}
+    {{- include "zarf-registry.pod.apart" (list . "cache" "registry") | nindent 4 }}
   topologySpreadConstraints:
     {{- include "zarf-registry.pod.spread" (list . "cache") | nindent 4 }}
   {{- end }}

@@ -36,7 +36,7 @@ spec:
   {{- /* The program counts its timeout from the Job's start, over all attempts, and reports why it stops; this deadline
   is for pods that never start. A Job that exceeds its deadline loses its pod and log, so it leaves 45 s to report,
   switch back and delete pods. */}}
-  activeDeadlineSeconds: {{ add (include "zarf-registry.seconds" $hook.timeout) 45 }}
+  activeDeadlineSeconds: {{ add (include "zarf-registry.seconds" .zr.hookTimeout) 45 }}
   {{- /* Failed Jobs keep their log for a week; Helm deletes the others. */}}
   ttlSecondsAfterFinished: 604800
   {{- /* A run continues the previous one, so retries help, except after a refusal (exit code 3). Evicted pods and lost
@@ -129,7 +129,7 @@ spec:
           args:
             - {{ $step }}
             {{- list (toJson .zr.settings | printf "--settings=%s") | toYaml | nindent 12 }}
-            - --timeout={{ $hook.timeout }}
+            - --timeout={{ .zr.hookTimeout }}
             - --in-cluster
             - --log-format=json
           {{- with $pod.env }}

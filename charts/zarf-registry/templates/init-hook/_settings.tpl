@@ -138,6 +138,9 @@ check; what init-hook can derive from it is not in here. Empty fields may be lef
 {{- $names = append $names (printf "%s-proxy-%s" $zr.name .) -}}
 {{- end -}}
 {{- $_ := set $settings "proxy" (dict "hostNetwork" $zr.hostNetwork "daemonSets" $names) -}}
+{{- with $zr.nodePorts -}}
+{{- $_ := set $settings.proxy "nodePorts" . -}}
+{{- end -}}
 {{- if $zr.cache.enabled -}}
 {{- $_ := set $settings "cache" (dict "enabled" true) -}}
 {{- end -}}

@@ -11,7 +11,7 @@ Tests of templates-tests compare them. */ -}}
           name or default); pullPolicy. Empty if nothing is injected
   rules   what the healer, its policy and init-hook need: references, the images of the release's pods; digest and name,
           regular expressions of the images that are trusted by their digest or their repository; own, one of those at
-          this release's registry */ -}}
+          this release's registry; official, images to try where a node may not report all that it has */ -}}
 {{- define "zarf-registry.decide.pause" -}}
 {{- $_ := set .zr "pause" (dict "own" (include "zarf-registry.pause.own" .)) -}}
 {{- $table := .Files.Get "files/pause-images.json" | fromJson -}}
@@ -67,7 +67,8 @@ behind it. */ -}}
   "references" ($references | uniq | sortAlpha)
   "digest" ($digests | uniq | sortAlpha | join "|" | printf $byDigest)
   "name" $byName
-  "own" .zr.pause.own)) -}}
+  "own" .zr.pause.own
+  "official" $table.official)) -}}
 {{- end -}}
 
 {{- /* A regular expression of the images at an address of this release's registry, in any spelling: the registry must
