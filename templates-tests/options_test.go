@@ -431,7 +431,7 @@ func TestNamespaceOverrideAppliesToAllObjects(t *testing.T) {
 			if o.GetNamespace() == metav1.NamespacePublic {
 				continue // where tools look for registries
 			}
-			if !cluster && o.GetNamespace() != "images" || cluster && !strings.HasPrefix(o.GetName(), "images-") {
+			if !cluster && o.GetNamespace() != "images" || cluster && !strings.HasPrefix(o.GetName(), "images.") {
 				t.Errorf("%s: %s is in namespace %q", name, o, o.GetNamespace())
 			}
 		}

@@ -19,7 +19,9 @@ func TestHelmVersions(t *testing.T) {
 	w := ownCluster(t, "e2e-helm-versions", layout{open: true})
 	// With PodMonitors, which a failed revision must not lack either.
 	w.kubectlApply(t, podMonitorCRD)
-	w.sets = append(w.sets, "--set=metrics.podMonitor.enabled=true")
+	w.sets = append(w.sets, "--set=metrics.podMonitor.enabled=true",
+		`--set-json=networkPolicy.metricsFrom=[{"podSelector":{}}]`)
+	w.provoked = []string{"init-hook:missing"}
 	for i, version := range helmVersions {
 		w.helm = strings.TrimSpace(run(t, w.testcluster, "tool", version))
 		with := version + ": "
@@ -62,7 +64,7 @@ func TestHelmVersions(t *testing.T) {
 		w.underLoop(t, with+"a switch to an external registry fails in its pre-upgrade hook", func(t *testing.T) {
 			working := w.revision(t)
 			w.helmChartFails(t, []string{"pre-upgrade"}, "upgrade",
-				"--set=registryURL=registry.example.com,registryProxy=null,nodeConfig.k3s.existingSecret=missing")
+				"--set=registryURL=registry.example.com,registryProxy=null,image.tag=missing,initHook.timeout=30s")
 			out, errOut, err := try(w.command(t, w.helm, "rollback", release, working, "-n", namespace, "--timeout", "5m"))
 			if old := strings.HasPrefix(version, "helm-3"); old != (err != nil) {
 				t.Errorf("%v: %s", err, out+errOut)

@@ -23,6 +23,8 @@ type outage struct {
 	// back makes pulls work again, as the advice of zarf-registry status says, which has these words.
 	advice []string
 	back   func(t *testing.T, node string)
+	// returned undoes a part of it when the node is back.
+	returned func(t *testing.T, node string)
 }
 
 const (
@@ -39,7 +41,7 @@ const (
 func TestOutages(t *testing.T) {
 	onlyInLongRuns(t)
 	w := ownCluster(t, "e2e-outages", layout{open: true, aside: true}) // it mostly waits
-	w.provoked = []string{w.address} // pulls of verification while nodes come back
+	w.provoked = []string{w.address}                                   // pulls of verification while nodes come back
 	w.addNode(t, "n3")
 	s3 := w.installOnS3(t)
 	free := func(t *testing.T, node string) {
@@ -53,7 +55,10 @@ func TestOutages(t *testing.T) {
 	for _, o := range []outage{
 		{name: "ReadWriteMany", args: []string{readWriteMany}, unattended: true},
 		{name: "ReadWriteOnce, attached to a node", args: []string{storageOn("attached")},
-			advice: []string{"has its volume", "node.kubernetes.io/out-of-service=nodeshutdown:NoExecute"}, back: free},
+			advice: []string{"has its volume", "node.kubernetes.io/out-of-service=nodeshutdown:NoExecute"}, back: free,
+			returned: func(t *testing.T, node string) {
+				w.kubectlRun(t, "taint", "nodes", node, "node.kubernetes.io/out-of-service-")
+			}},
 		{name: "S3, two replicas", args: []string{s3, "--set=registry.replicas=2"}, unattended: true},
 		{name: "ReadWriteMany, two caches", args: []string{readWriteMany, caches}, unattended: true},
 		{name: "ReadWriteOnce, on the node's disk, which is lost", args: []string{storageOn("local")},
@@ -76,7 +81,8 @@ func (w *world) loseRegistryNode(t *testing.T, o outage) {
 	w.isHealthy(t)
 	w.pushFresh(t)
 	w.push(t, makeTinyArchive(t, "example.com/"+unpulled, fresh))
-	lost := w.pods(t, "registry")[0]
+	before := w.pods(t, "registry")
+	lost := before[0]
 	node := lost.Spec.NodeName
 	left := w.without(node)
 	loop := func(images, pause string) func() map[string]report {
@@ -97,13 +103,13 @@ func (w *world) loseRegistryNode(t *testing.T, o outage) {
 		if o.advice[0] != "has lost its content" {
 			time.Sleep(untilAdvice)
 		} else {
-			w.waitForSuccessor(t, lost.Name)
+			w.waitForSuccessor(t, lost.Name, 1)
 		}
 		w.advises(t, o.advice...)
 		advised = time.Since(begin)
 		o.back(t, node)
 	}
-	w.waitForSuccessor(t, lost.Name)
+	w.waitForSuccessor(t, lost.Name, len(before))
 	replaced := time.Since(begin)
 	time.Sleep(20 * time.Second) // of pulls that work again
 	row := fmt.Sprintf("|%s|%.0f s|", o.name, replaced.Seconds())
@@ -120,7 +126,9 @@ func (w *world) loseRegistryNode(t *testing.T, o outage) {
 	}
 	t.Logf("figure: %s", row)
 	run(t, w.testcluster, "on", "--name", w.name, node)
-	w.kubectlRun(t, "taint", "nodes", node, "node.kubernetes.io/out-of-service-") // also if there is none
+	if o.returned != nil {
+		o.returned(t, node)
+	}
 	eventually(t, "a healthy cluster", func() error {
 		if report, text := w.status(t); !report.Healthy {
 			return errors.New(text)
@@ -131,15 +139,19 @@ func (w *world) loseRegistryNode(t *testing.T, o outage) {
 	w.kubectlRun(t, "delete", "persistentvolumeclaim", "-n", w.namespace, release, "--ignore-not-found")
 }
 
-// waitForSuccessor waits until a pod of the registry that is not the lost one is ready, for longer than the five minutes
-// after which Kubernetes replaces pods by default.
-func (w *world) waitForSuccessor(t *testing.T, lost string) {
+// waitForSuccessor waits until that number of the registry's pods, without the lost one, is ready, for longer than the
+// five minutes after which Kubernetes replaces pods by default.
+func (w *world) waitForSuccessor(t *testing.T, lost string, number int) {
 	t.Helper()
 	for end := time.Now().Add(8 * time.Minute); ; time.Sleep(time.Second) {
+		running := 0
 		for _, p := range w.pods(t, "registry") {
 			if p.Name != lost && ready(p) && p.DeletionTimestamp == nil {
-				return
+				running++
 			}
+		}
+		if running >= number {
+			return
 		}
 		if time.Now().After(end) {
 			t.Fatalf("nothing replaces %s", lost)
