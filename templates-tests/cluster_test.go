@@ -42,7 +42,6 @@ func (c *cluster) GetClientFor(apiVersion, kind string) (dynamic.NamespaceableRe
 		{&corev1.Service{}, true},
 		{&corev1.Secret{}, true},
 		{&corev1.ConfigMap{}, true},
-		{&corev1.PersistentVolumeClaim{}, true},
 		{&appsv1.Deployment{}, true},
 		{&appsv1.DaemonSet{}, true},
 	} {

@@ -11,8 +11,6 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/api/resource"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 
 	"github.com/zarf-dev/zarf-registry/internal/release/names"
@@ -262,36 +260,6 @@ func TestPersistentVolumeClaim(t *testing.T) {
 	} {
 		if c := claims(set); len(c) != 0 {
 			t.Errorf("with %s: %v", set, c)
-		}
-	}
-	// One that is kept stays in the manifest as it is, or helm rollback would fail.
-	for _, c := range []struct {
-		sets []string
-		want int
-	}{
-		{[]string{"registryProxy=null", "registryURL=registry.example.com"}, 1},
-		{[]string{"registry.storage={type: s3, s3: {bucket: b, region: r}}"}, 1},
-		{[]string{"registry.persistence.enabled=false"}, 1},
-		{[]string{"registry.persistence.existingClaim=mine"}, 1},
-		{[]string{"registry.persistence={enabled: false, retain: false}"}, 0},
-	} {
-		for owner, want := range map[string]int{"zarf-registry": c.want, "other": 0} {
-			claim := &corev1.PersistentVolumeClaim{
-				ObjectMeta: metav1.ObjectMeta{
-					Namespace: "zarf", Name: "zarf-registry", Labels: map[string]string{"app.kubernetes.io/instance": owner},
-				},
-				Spec: corev1.PersistentVolumeClaimSpec{
-					AccessModes: []corev1.PersistentVolumeAccessMode{corev1.ReadWriteMany},
-					Resources: corev1.VolumeResourceRequirements{
-						Requests: corev1.ResourceList{corev1.ResourceStorage: resource.MustParse("7Gi")},
-					},
-				},
-			}
-			got := all[*corev1.PersistentVolumeClaim](rendering{values: proxyMode(t, c.sets...), cluster: newCluster(claim)}.render(t))
-			if len(got) != want || want > 0 && (got[0].Spec.AccessModes[0] != corev1.ReadWriteMany ||
-				got[0].Spec.Resources.Requests.Storage().String() != "7Gi" || got[0].Annotations[policy] != "keep") {
-				t.Errorf("with %s and a claim of %s: %v", c.sets, owner, got)
-			}
 		}
 	}
 	spec := find[*appsv1.Deployment](

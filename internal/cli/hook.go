@@ -64,7 +64,8 @@ func (f *hookFlags) rollback() *cobra.Command {
 		Short: "Let Helm create again what the revision before a rollback lacks",
 		Long: `rollback runs before helm rollback applies a revision, after prepare. A switch away from proxy mode keeps the
 proxies' DaemonSets, and Helm 3 refuses to take back objects that exist. So rollback deletes the DaemonSets without
-their pods, which go on serving, and Helm's new DaemonSets adopt them.`,
+their pods, which go on serving, and Helm's new DaemonSets adopt them. It refuses where a volume claim is such an
+object.`,
 		Example: `  zarf-registry rollback --settings "$(cat settings.json)"`,
 		Args:    cobra.NoArgs,
 		RunE:    func(cmd *cobra.Command, _ []string) error { return f.run(cmd, (*hook.Hook).Rollback) },

@@ -2,7 +2,12 @@ package hook
 
 import (
 	"context"
+	"fmt"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/zarf-dev/zarf-registry/internal/exitcode"
 	"github.com/zarf-dev/zarf-registry/internal/hook/steps"
 	"github.com/zarf-dev/zarf-registry/internal/release/state"
 )
@@ -12,7 +17,28 @@ import (
 func (h *Hook) Rollback(ctx context.Context) error {
 	r := h.start()
 	return r.phase(ctx, "rollback", []steps.Step{
+		{Name: "check the claim", Run: r.checkClaim,
+			Why: "Helm cannot take back a claim that it kept, and deleting it would delete the images"},
 		{Name: "give up the DaemonSets", Run: steps.OnlyIf(h.Settings.Mode == state.ModeProxy, r.OrphanProxies),
 			Why: "a switch to another mode keeps them, and Helm cannot take them back; their pods go on serving"},
 	})
+}
+
+// checkClaim refuses a rollback from external mode, whose revisions lack the claim.
+func (r *run) checkClaim(ctx context.Context) (string, error) {
+	name := r.Settings.Storage.Claim.Name
+	_, saved, err := r.LoadState(ctx)
+	if err != nil || name == "" || saved == nil || saved.Desired.Mode != state.ModeExternal {
+		return "nothing to do", err
+	}
+	_, err = r.inspection().Cluster.Claims.Get(ctx, name, metav1.GetOptions{})
+	switch {
+	case apierrors.IsNotFound(err):
+		return "Helm creates it", nil
+	case err != nil:
+		return "", fmt.Errorf("reading %s: %w", r.Object("PersistentVolumeClaim", name), err)
+	}
+	return "", exitcode.Refuse("helm rollback cannot take back %s, which was kept for its images: run helm get values %s "+
+		"--namespace %s --revision REVISION -o yaml >values.yaml, and then helm upgrade with --reset-values -f values.yaml",
+		r.Object("PersistentVolumeClaim", name), r.Settings.Release, r.Settings.Namespace)
 }

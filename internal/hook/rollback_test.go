@@ -3,6 +3,7 @@ package hook_test
 import (
 	"testing"
 
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	kubetesting "k8s.io/client-go/testing"
 
@@ -34,4 +35,15 @@ func TestRollbackGivesUpDaemonSetsWithoutTheirPods(t *testing.T) {
 	if deletions == 0 {
 		t.Error("no DaemonSet was deleted")
 	}
+}
+
+func TestRollbackFromExternalModeNamesTheCommandForTheClaim(t *testing.T) {
+	t.Parallel()
+	b := newBench(t, savedWith(t, func(s *state.State) { s.Desired.Mode = state.ModeExternal }),
+		&corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "zarf", Name: "zarf-registry"}})
+	b.mode(state.ModeProxy)
+	b.hook.Settings.Storage.Claim.Name, b.hook.Settings.Release = "zarf-registry", "images"
+	b.mustFail(b.hook.Rollback(t.Context()), true, "cannot take back PersistentVolumeClaim zarf/zarf-registry", "helm upgrade with",
+		"helm get values images --namespace zarf --revision REVISION")
+	b.mustNotWrite()
 }

@@ -93,7 +93,7 @@ func (w *world) loseRegistryNode(t *testing.T, o outage) {
 	var loops []func() map[string]report
 	if slices.Contains(o.args, caches) {
 		loops = append(loops, loop(freshImages, "300ms"))
-		time.Sleep(45 * time.Second) // caches get all of them
+		time.Sleep(75 * time.Second) // caches get all of them
 	}
 	loops = slices.Insert(loops, 0, loop(unpulled, "2s"))
 	begin := time.Now()

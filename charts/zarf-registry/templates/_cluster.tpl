@@ -185,13 +185,6 @@ random value would differ in each rendering. */ -}}
 {{- end -}}
 {{- end -}}
 
-{{- /* The specification of the registry's claim, if this release has made one: JSON object. */ -}}
-{{- define "zarf-registry.cluster.claim" -}}
-{{- $claim := lookup "v1" "PersistentVolumeClaim" .zr.namespace .zr.name -}}
-{{- $ours := eq (dig "metadata" "labels" "app.kubernetes.io/instance" "" $claim) .Release.Name -}}
-{{- $ours | ternary (dig "spec" dict $claim) dict | toJson -}}
-{{- end -}}
-
 {{- /* "true" if proxies of this release exist. */ -}}
 {{- define "zarf-registry.cluster.proxies" -}}
 {{- $found := "" -}}

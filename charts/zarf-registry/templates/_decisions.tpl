@@ -140,9 +140,7 @@ overwrites what is recorded there. */ -}}
 
 {{- /* What the chart deploys beside the registry's Deployment:
   registry      several, there is more than one pod; mountsClaim, to store images; sharedStorage, two pods can run at once,
-                if only during a rollout; claim, empty if none is rendered; its kept is the specification of one that
-                another mode or storage keeps, which stays in the manifest: helm rollback of Helm 3 fails where an object
-                exists that the failed revision lacks
+                if only during a rollout
   cache         wanted, the values ask for caches; enabled; deployment, with cache.replicas
   certificates  name of the CronJob that renews certificates, if it is rendered. At most 52 characters: Jobs append a
                 timestamp
@@ -159,14 +157,8 @@ overwrites what is recorded there. */ -}}
 {{- $gc := and .zr.internal $registry.garbageCollection.enabled -}}
 {{- $certificates := printf "%s-certificates" (.zr.name | trunc 39 | trimSuffix "-") -}}
 {{- $wanted := or (gt (int $cache.replicas) 0) (not (empty $cache.nodeSelector)) -}}
-{{- $makes := and .zr.internal $filesystem $claim.enabled (not $claim.existingClaim) -}}
-{{- $kept := dict -}}
-{{- if and $claim.retain (not $makes) -}}
-{{- $kept = include "zarf-registry.cluster.claim" . | fromJson -}}
-{{- end -}}
 {{- $_ := merge .zr (dict
   "registry" (dict
-    "claim" (or $makes (not (empty $kept)) | ternary (dict "kept" $kept) dict)
     "several" (gt (int $registry.replicas) 1)
     "mountsClaim" (and $claim.enabled $filesystem)
     "sharedStorage" (or $s3 $many))
