@@ -185,7 +185,8 @@ func (g *garbage) delete(ctx context.Context, images []image) error {
 		return err
 	}
 	status, answer, err := g.send(ctx, http.MethodPost, deletion.Path, "application/json", string(body))
-	if err == nil && (status != http.StatusOK || !strings.Contains(answer, `"end":true`) || strings.Contains(answer, `"kept"`)) {
+	complete := status == http.StatusOK && strings.Contains(answer, `"end":true`) && !strings.Contains(answer, `"kept"`)
+	if err == nil && !complete {
 		err = fmt.Errorf("deleting manifests: status %d: %s", status, answer[max(0, len(answer)-1000):])
 	}
 	return err

@@ -111,8 +111,8 @@ func (r *run) idle(ctx context.Context) error {
 		r.Options.Namespace, r.last.Name, r.last.Version)
 }
 
-// pendingFor returns the age of the newest revision, by the API server's clock: it sets the time of a Secret also in a dry
-// run. Only where another driver stores revisions, the clocks of two workstations are compared.
+// pendingFor returns the age of the newest revision, by the API server's clock: it sets the time of a Secret also in a
+// dry run. Only where another driver stores revisions, the clocks of two workstations are compared.
 func (r *run) pendingFor(ctx context.Context) time.Duration {
 	secrets := r.Client.CoreV1().Secrets(r.Options.Namespace)
 	name := fmt.Sprintf("sh.helm.release.v1.%s.v%d", r.last.Name, r.last.Version)

@@ -82,8 +82,8 @@ func (c *collector) lost(ctx context.Context, pods []corev1.Pod) string {
 				after = time.Duration(*t.TolerationSeconds) * time.Second
 			}
 		}
-		return fmt.Sprintf("its node %s is not ready; Kubernetes makes another pod %s after it has noticed that, unless most "+
-			"nodes are not ready", node, after)
+		return fmt.Sprintf("its node %s is not ready; Kubernetes makes another pod %s after it has noticed that, unless "+
+			"most nodes are not ready", node, after)
 	}
 	claim, why := nodes.ClaimOf(pods[other].Spec), c.why(pods[other])
 	switch {
@@ -94,9 +94,9 @@ func (c *collector) lost(ctx context.Context, pods []corev1.Pod) string {
 			"run kubectl taint nodes %[1]s node.kubernetes.io/out-of-service=nodeshutdown:NoExecute, which frees the volume; "+
 			"remove that taint when the node is back", node)
 	case strings.Contains(why, "node affinity"):
-		return fmt.Sprintf("its volume is on node %[1]s, which is not ready: switch that on; if its disk is lost, run kubectl "+
-			"delete node %[1]s, kubectl --namespace %[2]s delete persistentvolumeclaim %[3]s and %[4]s, and push your images "+
-			"again from a backup", node, c.Namespace, claim, c.installCommand())
+		return fmt.Sprintf("its volume is on node %[1]s, which is not ready: switch that on; if its disk is lost, run "+
+			"kubectl delete node %[1]s, kubectl --namespace %[2]s delete persistentvolumeclaim %[3]s and %[4]s, and push your "+
+			"images again from a backup", node, c.Namespace, claim, c.installCommand())
 	}
 	return ""
 }
