@@ -312,7 +312,7 @@ func (w *durableWriter) open(flag int) (err error) {
 // lock locks a file that was just opened, which must still have its name: another process may have made it a blob. NFS
 // and SMB pass the lock on to their server. Where there are no locks, there is one process.
 func lock(file *os.File) error {
-	err := unix.Flock(int(file.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+	err := flock(file, unix.LOCK_EX|unix.LOCK_NB)
 	switch {
 	case errors.Is(err, unix.EWOULDBLOCK):
 		return errLocked
@@ -330,20 +330,32 @@ func lock(file *os.File) error {
 	return err
 }
 
-// replace ends the writing for another request of this process, which needs the lock.
+// flock is unix.Flock for a file that another goroutine may close.
+func flock(file *os.File, how int) error {
+	conn, err := file.SyscallConn()
+	if err != nil {
+		return err
+	}
+	if closed := conn.Control(func(fd uintptr) { err = unix.Flock(int(fd), how) }); closed != nil {
+		return closed
+	}
+	return err
+}
+
+// replace ends the writing for another request of this process, which needs the lock. What was committed stays locked.
 func (w *durableWriter) replace() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.ended = cmp.Or(w.ended, ErrWriterReplaced)
-	if w.file != nil {
-		_ = unix.Flock(int(w.file.Fd()), unix.LOCK_UN) // it may be closed
+	if w.file != nil && !errors.Is(w.ended, errWriterCommitted) {
+		_ = flock(w.file, unix.LOCK_UN) // it may be closed
 	}
+	w.ended = cmp.Or(w.ended, ErrWriterReplaced)
 }
 
 // unlock closes a file. A process that is just being started may have it open, too, and with it the lock.
 func unlock(file *os.File) error {
 	if file != nil {
-		_ = unix.Flock(int(file.Fd()), unix.LOCK_UN) // or there are no locks
+		_ = flock(file, unix.LOCK_UN) // or there are no locks
 	}
 	return file.Close()
 }
