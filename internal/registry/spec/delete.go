@@ -121,14 +121,15 @@ func (s *Registry) deleteManifests(ctx context.Context, manifests map[string][]d
 
 func (r *repositoryDeletion) delete(ctx context.Context) error {
 	var mu sync.Mutex
+	removed := map[digest.Digest]bool{}
 	// Indexes come first: what they contain is deleted once nothing refers to it.
 	for pending := r.manifests; len(pending) > 0; {
 		var referred [][]digest.Digest
 		var reasons []error
 		err := storage.InParallel(ctx, pending, r.atOnce, func(ctx context.Context, names []digest.Digest) error {
 			kept, index, err := r.check(ctx, names)
-			existed := false
-			if err == nil && kept == nil && index == "" {
+			existed, remove := false, err == nil && kept == nil && index == ""
+			if remove {
 				existed, err = r.remove(ctx, names)
 			}
 			switch {
@@ -136,10 +137,15 @@ func (r *repositoryDeletion) delete(ctx context.Context) error {
 				return fmt.Errorf("deleting %s@%s: %w", r.repository, names[0], err)
 			case index == "":
 				r.done(names, existed, kept)
-				return nil
 			}
 			mu.Lock()
 			defer mu.Unlock()
+			for _, d := range names {
+				removed[d] = remove
+			}
+			if index == "" {
+				return nil
+			}
 			referred = append(referred, names)
 			reasons = append(reasons, request.Denied("index %s@%s refers to %s", r.repository, index, names[0]))
 			return nil
@@ -155,7 +161,7 @@ func (r *repositoryDeletion) delete(ctx context.Context) error {
 		}
 		pending = referred
 	}
-	return r.untag(ctx)
+	return r.untag(ctx, removed)
 }
 
 func (r *repositoryDeletion) done(names []digest.Digest, existed bool, kept error) {
@@ -255,12 +261,9 @@ func (r *repositoryDeletion) remove(ctx context.Context, names []digest.Digest) 
 	return existed, err
 }
 
-// untag removes the tags of deleted manifests, also those that an interrupted deletion has left.
-func (r *repositoryDeletion) untag(ctx context.Context) error {
-	gone := map[digest.Digest]bool{}
-	for _, d := range slices.Concat(r.manifests...) {
-		gone[d] = true
-	}
+// untag removes the tags of removed manifests, also those that an interrupted deletion has left. A push may already have
+// stored such a manifest again: its tag, if it has one, comes after the intent.
+func (r *repositoryDeletion) untag(ctx context.Context, removed map[digest.Digest]bool) error {
 	tags, err := storage.List(ctx, r.Driver, storage.TagsDir(r.repository))
 	if err != nil {
 		return err
@@ -268,11 +271,8 @@ func (r *repositoryDeletion) untag(ctx context.Context) error {
 	return storage.InParallel(ctx, tags, r.atOnce, func(ctx context.Context, dir string) error {
 		tag := path.Base(dir)
 		d := r.Tagged(ctx, r.repository, tag)
-		if !gone[d] {
+		if !removed[d] {
 			return nil
-		}
-		if found, err := r.Exists(ctx, storage.RevisionPath(r.repository, d)); found || err != nil {
-			return err // it was kept
 		}
 		defer r.tags.lock(r.repository, tag)()
 		if r.Tagged(ctx, r.repository, tag) != d {
