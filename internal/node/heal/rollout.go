@@ -134,14 +134,19 @@ type items[T any] struct {
 	Items []T `json:"items"`
 }
 
+// patience is how long a proxy that serves is kept while the registry has no ready pod. An upgrade updates the registry
+// too: a proxy that ends meanwhile waits for it with the pulls of its node, and its successor waits for the port.
+const patience = time.Minute
+
 // continueRollouts continues the rollouts of proxies that Kubernetes does not continue, until ctx ends. finish does
 // too, but does not run where a rendering is applied, before helm --wait has seen that all pods are current, or later,
 // for nodes that return.
 func (h *Healer) continueRollouts(ctx context.Context) {
+	served := time.Now()
 	for ctx.Err() == nil {
 		client, err := h.config.Connect()
 		if err == nil {
-			err = client.continueRollouts(ctx, h.config.Logger.Info)
+			err = client.continueRollouts(ctx, &served, h.config.Logger.Info)
 			client.HTTP.CloseIdleConnections()
 		}
 		if err != nil && ctx.Err() == nil {
@@ -154,8 +159,8 @@ func (h *Healer) continueRollouts(ctx context.Context) {
 	}
 }
 
-// continueRollouts deletes the pods that may be replaced now.
-func (c *Client) continueRollouts(ctx context.Context, log func(string, ...any)) error {
+// continueRollouts deletes the pods that may be replaced now. served is when the registry was last seen to be ready.
+func (c *Client) continueRollouts(ctx context.Context, served *time.Time, log func(string, ...any)) error {
 	query := url.Values{"labelSelector": {c.labels(names.ComponentProxy)}}
 	var sets items[proxySet]
 	path := "/apis/apps/v1/namespaces/" + url.PathEscape(c.Namespace) + "/daemonsets"
@@ -196,7 +201,19 @@ func (c *Client) continueRollouts(ctx context.Context, log func(string, ...any))
 				ready[node] = is
 			}
 		}
-		for _, p := range rollout.Continue(set.view(), views, ready) {
+		replace := rollout.Continue(set.view(), views, ready)
+		if slices.ContainsFunc(replace, func(p rollout.Pod) bool { return p.Ready }) {
+			serves, err := c.registryReady(ctx)
+			if err != nil {
+				return err
+			}
+			if serves {
+				*served = time.Now()
+			} else if time.Since(*served) < patience {
+				replace = slices.DeleteFunc(replace, func(p rollout.Pod) bool { return p.Ready })
+			}
+		}
+		for _, p := range replace {
 			err := c.do(ctx, http.MethodDelete, c.pods()+"/"+url.PathEscape(p.Name), nil, "application/json",
 				map[string]any{"preconditions": map[string]any{"uid": p.UID}}, nil)
 			switch {
@@ -209,6 +226,19 @@ func (c *Client) continueRollouts(ctx context.Context, log func(string, ...any))
 		}
 	}
 	return nil
+}
+
+// registryReady reports whether the registry has a ready pod.
+func (c *Client) registryReady(ctx context.Context) (bool, error) {
+	var pods items[proxyPod]
+	query := url.Values{"labelSelector": {c.labels(names.ComponentRegistry)}}
+	if err := c.do(ctx, http.MethodGet, c.pods(), query, "", nil, &pods); err != nil {
+		return false, fmt.Errorf("listing the registry's pods in namespace %s: %w", c.Namespace, err)
+	}
+	return slices.ContainsFunc(pods.Items, func(p proxyPod) bool {
+		v := p.view()
+		return v.Ready && !v.Deleting
+	}), nil
 }
 
 // nodeReady reports whether a node is ready.

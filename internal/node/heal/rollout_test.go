@@ -1,12 +1,14 @@
 package heal
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"net/http"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 )
 
 // proxies is an API server with a DaemonSet whose template has the generation 2, and its pods.
@@ -14,7 +16,9 @@ type proxies struct {
 	generation map[string]string // of the template of a node's pod
 	down       map[string]bool
 	deleting   map[string]bool
-	strategy   string // the members of updateStrategy
+	strategy   string    // the members of updateStrategy
+	registry   string    // whether the registry is ready; empty: True
+	served     time.Time // when the registry was last seen to be ready
 	deleted    []string
 	bodies     []string
 }
@@ -38,6 +42,8 @@ func (p *proxies) serve(w http.ResponseWriter, r *http.Request) {
 		_ = json.NewDecoder(r.Body).Decode(&body)
 		p.bodies = append(p.bodies, string(body))
 		p.deleted = append(p.deleted, path[strings.LastIndexByte(path, '/')+1:])
+	case strings.Contains(r.URL.Query().Get("labelSelector"), "(registry)"):
+		fmt.Fprintf(w, `{"items":[{"status":{"conditions":[{"type":"Ready","status":%q}]}}]}`, cmp.Or(p.registry, "True"))
 	case strings.HasSuffix(path, "/pods"):
 		var pods []string
 		for node, generation := range p.generation {
@@ -90,14 +96,20 @@ func TestRolloutsThatANodeHoldsUpAreContinued(t *testing.T) {
 			clear(p.down)
 			clear(p.deleting)
 		}, []string{"proxy-n1"}},
+		"the registry is not ready": {func(p *proxies) { p.registry = "False" }, nil},
+		"the registry has not been ready for long": {func(p *proxies) {
+			p.registry = "False"
+			p.served = p.served.Add(-patience)
+		}, []string{"proxy-n1"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			p := &proxies{generation: map[string]string{"n1": "1", "n2": "1", "n3": "1"}, strategy: rolling("0"),
-				down: map[string]bool{"n3": true}, deleting: map[string]bool{"n3": true}}
+				served: time.Now(),
+				down:   map[string]bool{"n3": true}, deleting: map[string]bool{"n3": true}}
 			c.change(p)
 			client := &Client{HTTP: inMemory(t, p.serve), URL: inMemoryURL, Namespace: "zarf", Release: "zarf-registry"}
-			if err := client.continueRollouts(t.Context(), func(string, ...any) {}); err != nil {
+			if err := client.continueRollouts(t.Context(), &p.served, func(string, ...any) {}); err != nil {
 				t.Fatal(err)
 			}
 			if !slices.Equal(p.deleted, c.want) {
