@@ -261,7 +261,7 @@ func (r *repositoryDeletion) remove(ctx context.Context, names []digest.Digest) 
 	return existed, err
 }
 
-// untag removes the tags of removed manifests, also those that an interrupted deletion has left. A push may already have
+// untag removes the tags of removed manifests, also those that an interrupted deletion has left. A push may have
 // stored such a manifest again: its tag, if it has one, comes after the intent.
 func (r *repositoryDeletion) untag(ctx context.Context, removed map[digest.Digest]bool) error {
 	tags, err := storage.List(ctx, r.Driver, storage.TagsDir(r.repository))
