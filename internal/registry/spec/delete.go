@@ -161,7 +161,7 @@ func (r *repositoryDeletion) delete(ctx context.Context) error {
 		}
 		pending = referred
 	}
-	return r.untag(ctx, removed)
+	return r.untagAll(ctx, removed)
 }
 
 func (r *repositoryDeletion) done(names []digest.Digest, existed bool, kept error) {
@@ -261,9 +261,9 @@ func (r *repositoryDeletion) remove(ctx context.Context, names []digest.Digest) 
 	return existed, err
 }
 
-// untag removes the tags of removed manifests, also those that an interrupted deletion has left. A push may have
+// untagAll removes the tags of removed manifests, also those that an interrupted deletion has left. A push may have
 // stored such a manifest again: its tag, if it has one, comes after the intent.
-func (r *repositoryDeletion) untag(ctx context.Context, removed map[digest.Digest]bool) error {
+func (r *repositoryDeletion) untagAll(ctx context.Context, removed map[digest.Digest]bool) error {
 	tags, err := storage.List(ctx, r.Driver, storage.TagsDir(r.repository))
 	if err != nil {
 		return err
@@ -274,11 +274,9 @@ func (r *repositoryDeletion) untag(ctx context.Context, removed map[digest.Diges
 		if !removed[d] {
 			return nil
 		}
-		defer r.tags.lock(r.repository, tag)()
-		if r.Tagged(ctx, r.repository, tag) != d {
-			return nil // a push has moved it
-		}
-		_, err := r.intent.Delete(ctx, dir)
-		return err
+		return r.Registry.untag(ctx, r.repository, tag, d, func() error {
+			_, err := r.intent.Delete(ctx, dir)
+			return err
+		})
 	})
 }

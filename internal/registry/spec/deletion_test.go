@@ -28,6 +28,7 @@ type hookedDriver struct {
 	fired                   *atomic.Bool
 	beforeDelete, afterRead string
 	beforeSecondStat        string
+	beforeGet, beforeList   string
 	stats                   *atomic.Int32
 	hook                    func()
 }
@@ -44,6 +45,20 @@ func (d hookedDriver) Stat(ctx context.Context, path string) (storagedriver.File
 		d.fire()
 	}
 	return d.StorageDriver.Stat(ctx, path)
+}
+
+func (d hookedDriver) GetContent(ctx context.Context, path string) ([]byte, error) {
+	if path == d.beforeGet {
+		d.fire()
+	}
+	return d.StorageDriver.GetContent(ctx, path)
+}
+
+func (d hookedDriver) List(ctx context.Context, path string) ([]string, error) {
+	if path == d.beforeList {
+		d.fire()
+	}
+	return d.StorageDriver.List(ctx, path)
 }
 
 func (d hookedDriver) Delete(ctx context.Context, path string) error {

@@ -37,7 +37,8 @@ func (m manifestStore) Put(
 func (m manifestStore) put(
 	ctx context.Context, manifest distribution.Manifest, options ...distribution.ManifestServiceOption,
 ) (stored digest.Digest, err error) {
-	pushed := intentOf(ctx).push
+	in := intentOf(ctx)
+	pushed := in.push
 	own, needed := m.source.collector.Rely(pushed.digests...), m.source.collector.Rely(pushed.needs...)
 	defer func() {
 		own.Done(err == nil)
@@ -52,7 +53,11 @@ func (m manifestStore) put(
 		}
 		return "", err
 	}
-	stored, err = m.store(ctx, manifest, pushed, options...)
+	in.store = func() error {
+		stored, err = m.store(ctx, manifest, pushed, options...)
+		return err
+	}
+	err = in.store()
 	if hasForbiddenURLs(err) {
 		return "", errcode.ErrorCodeManifestInvalid.WithMessage("a layer of the image is stored at a URL from which this " +
 			"registry does not let nodes pull")

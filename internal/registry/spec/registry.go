@@ -73,6 +73,7 @@ func (s *Registry) ServeHTTP(w http.ResponseWriter, r *http.Request) { s.limited
 type intent struct {
 	push      push               // of a manifest
 	admission *collect.Admission // of that; nil of other requests
+	store     func() error       // stores the manifest, also again after a deletion
 	condition *condition         // of a deletion, or nil
 	mount     digest.Digest      // of the blob to mount, or ""
 	upload    string             // the path and query of an upload

@@ -1,6 +1,7 @@
 package spec
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"hash/maphash"
@@ -9,6 +10,7 @@ import (
 	"sync"
 
 	"github.com/distribution/distribution/v3"
+	"github.com/opencontainers/go-digest"
 	v1 "github.com/opencontainers/image-spec/specs-go/v1"
 
 	"github.com/zarf-dev/zarf-registry/internal/registry/content"
@@ -24,35 +26,58 @@ type currentTags struct {
 	repository string
 }
 
-// Tag lets the tag refer to the manifest, unless that will be refused: the previous one stays. If that is being
-// deleted, the tag may be removed although it has moved: it is written again.
+// Tag lets the tag refer to the manifest, unless that will be refused: the previous one stays.
+//
+// Deletions in other processes do not know of the push yet. That of the previous manifest may remove the tag although
+// it has moved. That of this manifest may have looked for tags before this one was written, which would then refer to
+// nothing. Then both are stored again.
 func (t *currentTags) Tag(ctx context.Context, tag string, manifest v1.Descriptor) error {
-	if a := intentOf(ctx).admission; a != nil {
-		if err := a.ConfirmTag(ctx); err != nil {
+	in := intentOf(ctx)
+	if in.admission != nil {
+		if err := in.admission.ConfirmTag(ctx); err != nil {
 			return err
 		}
 	}
-	previous := t.source.Tagged(ctx, t.repository, tag)
 	for range storeAttempts {
-		if err := t.write(ctx, tag, manifest); err != nil || previous == "" || previous == manifest.Digest {
+		previous, err := t.write(ctx, tag, manifest)
+		if err == nil {
+			err = t.source.collector.AwaitDeletions(ctx, t.repository, manifest.Digest, previous)
+		}
+		if err != nil {
 			return err
 		}
-		if err := t.source.collector.AwaitDeletions(ctx, t.repository, previous); err != nil {
+		// Another push may have moved the tag meanwhile.
+		found, err := t.source.Exists(ctx, storage.TagPath(t.repository, tag))
+		if err == nil && found {
+			found, err = t.source.Exists(ctx, storage.RevisionPath(t.repository, manifest.Digest))
+		}
+		if found || err != nil {
 			return err
 		}
-		// Another push may have moved it meanwhile.
-		if found, err := t.source.Exists(ctx, storage.TagPath(t.repository, tag)); found || err != nil {
-			return err
+		if err := in.store(); err != nil {
+			remove := func() error { return t.TagService.Untag(ctx, tag) }
+			return cmp.Or(t.source.untag(ctx, t.repository, tag, manifest.Digest, remove), err)
 		}
 	}
 	return request.Unavailable("the tag was deleted again and again while it was pushed: push it later")
 }
 
-func (t *currentTags) write(ctx context.Context, tag string, manifest v1.Descriptor) error {
+// write returns the manifest that the tag referred to, or "".
+func (t *currentTags) write(ctx context.Context, tag string, manifest v1.Descriptor) (previous digest.Digest, err error) {
 	defer t.source.tags.lock(t.repository, tag)()
-	err := t.TagService.Tag(ctx, tag, manifest)
+	previous = t.source.Tagged(ctx, t.repository, tag)
+	err = t.TagService.Tag(ctx, tag, manifest)
 	volume.RecordNoSpace(ctx, err)
-	return err
+	return previous, err
+}
+
+// untag removes a tag, unless a push has moved it from a manifest.
+func (s *Registry) untag(ctx context.Context, repository, tag string, from digest.Digest, remove func() error) error {
+	defer s.tags.lock(repository, tag)()
+	if s.Tagged(ctx, repository, tag) != from {
+		return nil
+	}
+	return remove()
 }
 
 // Get returns the manifest of the tag. A damaged link is no tag: a push replaces it.
