@@ -45,6 +45,17 @@ func remove(call, ret int, i *item, o ...outcome) *event {
 	return at(call, ret, event{Kind: deleteManifest, Digest: i.digest.String(), Outcome: slices.Concat(o, []outcome{done})[0]})
 }
 
+// unneeded deletes a manifest unless an index refers to it.
+func unneeded(call, ret int, i *item) *event {
+	e := remove(call, ret, i)
+	e.Conditional = true
+	return e
+}
+
+func found(call, ret int, i *item) *event {
+	return at(call, ret, event{Kind: getManifest, Digest: i.digest.String()})
+}
+
 // missing is a read by digest that finds nothing.
 func missing(call, ret int, i *item) *event {
 	return at(call, ret, event{Kind: getManifest, Digest: i.digest.String(), Outcome: absent})
@@ -105,7 +116,12 @@ func TestChecks(t *testing.T) {
 		"a manifest was deleted":           {[]*event{put(1, 2, "", imageX), remove(2, 3, imageX), missing(4, 5, imageX)}, ""},
 		"a manifest may have been deleted": {[]*event{put(1, 2, "", imageX), remove(2, 3, imageX, unknown), missing(4, 5, imageX)}, ""},
 		"a deleted manifest is found": {[]*event{put(1, 2, "", imageX), remove(3, 4, imageX),
-			at(5, 6, event{Kind: getManifest, Digest: imageX.digest.String()})}, "manifest was deleted"},
+			found(5, 6, imageX)}, "manifest was deleted"},
+		"a found manifest is lost": {[]*event{put(1, 4, "", imageX), remove(1, 3, imageX, refused), remove(2, 3, imageX),
+			found(5, 6, imageX), missing(7, 8, imageX)}, lost},
+		"an index loses its manifest":         {[]*event{put(1, 2, "", child), put(3, 6, "", index), unneeded(4, 5, child), missing(7, 8, child)}, lost},
+		"an index never had it":               {[]*event{put(1, 2, "", child), put(3, 6, "", index, refused), unneeded(4, 5, child), missing(7, 8, child)}, ""},
+		"somebody deletes it anyway":          {[]*event{put(1, 2, "", child), put(3, 4, "", index), remove(5, 6, child), missing(7, 8, child)}, ""},
 		"a tagged manifest is collected":      {[]*event{put(1, 2, "v0", imageX), garbage(5, 6, true, 0), missing(7, 8, imageX)}, lost},
 		"an untagged manifest is collected":   {[]*event{put(1, 2, "", imageX), garbage(5, 6, true, 0), missing(7, 8, imageX)}, ""},
 		"untagged manifests are not to go":    {[]*event{put(1, 2, "", imageX), garbage(5, 6, false, 0), missing(7, 8, imageX)}, lost},
@@ -115,7 +131,7 @@ func TestChecks(t *testing.T) {
 		"a child of an untagged index":        {[]*event{put(1, 2, "", child), put(3, 4, "", index), garbage(5, 6, true, 0), missing(7, 8, child)}, ""},
 		"a signature is collected":            {[]*event{put(1, 2, "v0", signed.subject), put(3, 4, "", signed), garbage(5, 6, true, 0), missing(7, 8, signed)}, lost},
 		"the signature of a collected image":  {[]*event{put(1, 2, "", signed.subject), put(3, 4, "", signed), garbage(5, 6, true, 0), missing(7, 8, signed)}, ""},
-		"a manifest that nobody pushed":       {[]*event{at(5, 6, event{Kind: getManifest, Digest: imageX.digest.String()})}, "manifest was never pushed"},
+		"a manifest that nobody pushed":       {[]*event{found(5, 6, imageX)}, "manifest was never pushed"},
 		"an image lacks its layer":            {[]*event{put(1, 2, "", imageX), onBlob(readBlob, 3, 4, absent)}, noBlob},
 		"somebody deleted the layer":          {[]*event{put(1, 2, "", imageX), onBlob(deleteBlob, 2, 3), onBlob(readBlob, 4, 5, absent)}, ""},
 		"an upload is lost":                   {[]*event{onBlob(uploadBlob, 1, 2), onBlob(readBlob, 3, 4, absent)}, noBlob},

@@ -19,6 +19,7 @@ import (
 	"github.com/opencontainers/go-digest"
 	v1 "github.com/opencontainers/image-spec/specs-go/v1"
 
+	"github.com/zarf-dev/zarf-registry/internal/api/deletion"
 	"github.com/zarf-dev/zarf-registry/internal/api/gc"
 )
 
@@ -163,6 +164,8 @@ func (c *client) do(o operation) {
 	case removeManifest:
 		c.record(event{Kind: deleteManifest, Server: o.server, Repository: o.repository, Digest: o.item.digest.String()},
 			request{method: http.MethodDelete, path: "/v2/" + o.repository + "/manifests/" + o.item.digest.String()})
+	case removeManifests:
+		c.deleteManifests(o)
 	case removeBlob:
 		c.record(event{Kind: deleteBlob, Server: o.server, Repository: o.repository, Digest: o.blob.digest.String()},
 			request{method: http.MethodDelete, path: "/v2/" + o.repository + "/blobs/" + o.blob.digest.String()})
@@ -180,6 +183,64 @@ func (c *client) do(o operation) {
 		c.cancel(o)
 	case corruptedUpload:
 		c.corrupt(o)
+	}
+}
+
+// deleteManifests deletes one or two manifests in one request, unless an index that remains refers to them.
+func (c *client) deleteManifests(o operation) {
+	digests := []digest.Digest{o.item.digest}
+	if other := c.pool.items[c.random.IntN(images+indexes)]; other != o.item && c.random.IntN(2) == 0 {
+		digests = append(digests, other.digest)
+	}
+	s := c.cluster.servers[o.server]
+	e := event{Kind: deleteManifest, Client: c.id, Server: o.server, Epoch: s.currentEpoch(), Repository: o.repository,
+		Conditional: true, Call: c.history.now()}
+	kept, err := s.deleteManifests(o.repository, digests)
+	e.Return = c.history.now()
+	for _, d := range digests {
+		one := e
+		one.Digest, one.Outcome, one.Error = d.String(), done, kept[d]
+		switch {
+		case err != nil:
+			one.Outcome, one.Error = unknown, err.Error()
+		case kept[d] != "":
+			one.Outcome = refused
+		}
+		c.history.add(&one)
+	}
+	if err != nil {
+		time.Sleep(backoff)
+	}
+}
+
+// deleteManifests returns why manifests were kept.
+func (s *server) deleteManifests(repository string, digests []digest.Digest) (kept map[digest.Digest]string, err error) {
+	query, err := json.Marshal(deletion.Request{
+		Since: time.Now().Add(time.Hour), Manifests: map[string][]digest.Digest{repository: digests},
+	})
+	if err != nil {
+		return nil, err
+	}
+	answer, err := s.post(deletion.Path, nil, query)
+	if err != nil {
+		return nil, err
+	}
+	defer answer.Body.Close()
+	if answer.StatusCode != http.StatusOK {
+		return nil, errors.New(answer.Status)
+	}
+	kept = map[digest.Digest]string{}
+	for lines := json.NewDecoder(answer.Body); ; {
+		var line deletion.Event
+		switch err := lines.Decode(&line); {
+		case err != nil:
+			return nil, err
+		case line.Error != "":
+			return nil, errors.New(line.Error)
+		case line.End:
+			return kept, nil
+		}
+		kept[line.Digest] = line.Kept
 	}
 }
 
@@ -562,7 +623,7 @@ const leaseLost = "lost the lease for garbage collection"
 
 func (c *client) collectOnline(e *event, run collection, s *server, racing func()) {
 	request := gc.Request{DeleteUntagged: run.untagged, Grace: run.grace, Timeout: requestTimeout}
-	answer, err := s.post(gc.Path, request.Query())
+	answer, err := s.post(gc.Path, request.Query(), nil)
 	if err != nil {
 		e.Error = err.Error()
 		return

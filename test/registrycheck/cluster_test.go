@@ -264,7 +264,7 @@ func pauseFor(process *os.Process, d time.Duration) (wait func()) {
 
 // post sends a request with the push credential and its certificate to the listener with mutual TLS. The caller closes
 // the body of the response.
-func (s *server) post(path string, query url.Values) (*http.Response, error) {
+func (s *server) post(path string, query url.Values, body []byte) (*http.Response, error) {
 	files := s.cluster.push
 	certificate, err := tls.X509KeyPair(files["tls.crt"], files["tls.key"])
 	if err != nil {
@@ -273,7 +273,7 @@ func (s *server) post(path string, query url.Values) (*http.Response, error) {
 	}
 	roots := x509.NewCertPool()
 	roots.AppendCertsFromPEM(files["ca.crt"])
-	message, err := http.NewRequest(http.MethodPost, "https://"+s.tls+path+"?"+query.Encode(), nil)
+	message, err := http.NewRequest(http.MethodPost, "https://"+s.tls+path+"?"+query.Encode(), bytes.NewReader(body))
 	if err != nil {
 		s.cluster.t.Error(err)
 		return nil, err

@@ -20,6 +20,7 @@ type judge struct {
 	pool      *pool
 	writes    map[object][]*event // acknowledged or unknown pushes of manifests
 	deletions map[object][]*event // of manifests
+	found     map[object][]*event // reads that found the manifest
 	tags      map[tagKey][]*event // all that change them, apart from deletions of manifests
 	blobs     map[object][]*event // uploads and mounts, and reads that found the blob
 	unlinks   map[object][]*event // deletions of blobs
@@ -30,7 +31,7 @@ type judge struct {
 
 func newJudge(events []*event, p *pool) *judge {
 	j := &judge{
-		pool: p, writes: map[object][]*event{}, deletions: map[object][]*event{}, tags: map[tagKey][]*event{},
+		pool: p, writes: map[object][]*event{}, deletions: map[object][]*event{}, found: map[object][]*event{}, tags: map[tagKey][]*event{},
 		blobs: map[object][]*event{}, unlinks: map[object][]*event{}, needing: map[string][]*item{},
 		parents: map[string][]*item{},
 	}
@@ -57,6 +58,8 @@ func newJudge(events []*event, p *pool) *judge {
 			if e.Tag != "" {
 				j.tags[key] = append(j.tags[key], e)
 			}
+		case e.Kind == getManifest && e.Server >= 0:
+			j.found[o] = append(j.found[o], e)
 		case e.Kind == uploadBlob, e.Kind == mountBlob, e.Kind == readBlob && e.Head && e.Server >= 0:
 			j.blobs[o] = append(j.blobs[o], e)
 		case e.Kind == collectGarbage:
@@ -120,7 +123,24 @@ func (j *judge) storedBefore(i *item, g *event) bool {
 
 // manifestExists reports whether a manifest must exist throughout a read.
 func (j *judge) manifestExists(o object, read *event) bool {
-	return slices.ContainsFunc(j.writes[o], func(w *event) bool { return w.Return < read.Call && j.stored(w, read.Return) })
+	written := func(w *event) bool { return w.Return < read.Call && j.stored(w, read.Return) }
+	if slices.ContainsFunc(j.writes[o], written) {
+		return true
+	}
+	found := func(r *event) bool {
+		return r.Outcome == done && r.Return < read.Call && undisturbed(j.deletions[o], r.Call, read.Return) &&
+			!slices.ContainsFunc(j.gcs, func(g *event) bool { return g.Untagged && g.overlaps(r.Call, read.Return) })
+	}
+	if slices.ContainsFunc(j.found[o], found) {
+		return true
+	}
+	// An index keeps its manifests, but from deletions without a condition.
+	others := slices.DeleteFunc(slices.Clone(j.deletions[o]), func(d *event) bool { return d.Conditional })
+	return slices.ContainsFunc(j.parents[o.digest], func(index *item) bool {
+		return slices.ContainsFunc(j.writes[object{o.repository, index.digest.String()}], func(w *event) bool {
+			return written(w) && undisturbed(others, w.Call, read.Return)
+		})
+	})
 }
 
 // blobExists reports whether a blob must exist throughout a read: because an acknowledged manifest needs it, or

@@ -234,7 +234,7 @@ func (d *damager) scrub(server int, damaged *blob, what string) {
 }
 
 func (d *damager) scrubOnce(s *server) (problems []scrub.Problem, err error) {
-	answer, err := s.post(scrub.Path, scrub.Request{Rate: 1 << 30}.Query())
+	answer, err := s.post(scrub.Path, scrub.Request{Rate: 1 << 30}.Query(), nil)
 	if err != nil {
 		return nil, err
 	}

@@ -45,9 +45,11 @@ type event struct {
 	Digest     string   `json:"digest,omitempty"` // also of what a tag was found to refer to; of manifests, SHA-256
 	List       []string `json:"list,omitempty"`   // tags, or digests of referrers
 	Head       bool     `json:"head,omitempty"`
-	Outcome    outcome  `json:"outcome"`
-	Status     int      `json:"status,omitempty"` // of the HTTP response
-	Error      string   `json:"error,omitempty"`
+	// Conditional means that a deletion keeps what indexes refer to.
+	Conditional bool    `json:"conditional,omitempty"`
+	Outcome     outcome `json:"outcome"`
+	Status      int     `json:"status,omitempty"` // of the HTTP response
+	Error       string  `json:"error,omitempty"`
 
 	// Untagged and Cutoff belong to a collection. Content touched after Cutoff is within the grace period.
 	Untagged bool          `json:"untagged,omitempty"`

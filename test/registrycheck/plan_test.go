@@ -173,6 +173,7 @@ const (
 	pullDigest      action = "pull by digest"
 	untag           action = "delete a tag"
 	removeManifest  action = "delete a manifest"
+	removeManifests action = "delete manifests that no index needs"
 	removeBlob      action = "delete a blob"
 	list            action = "list tags"
 	discover        action = "list referrers"
@@ -188,8 +189,8 @@ var weights = []struct {
 	action
 	weight int
 }{
-	{push, 26}, {retag, 6}, {pullTag, 16}, {pullDigest, 8}, {untag, 6}, {removeManifest, 7}, {removeBlob, 2}, {list, 6}, {discover, 5},
-	{check, 8}, {mount, 6}, {upload, 5}, {cancelUpload, 2}, {corruptedUpload, 2},
+	{push, 26}, {retag, 6}, {pullTag, 16}, {pullDigest, 8}, {untag, 6}, {removeManifest, 5},
+	{removeManifests, 5}, {removeBlob, 2}, {list, 6}, {discover, 5}, {check, 8}, {mount, 6}, {upload, 5}, {cancelUpload, 2}, {corruptedUpload, 2},
 }
 
 // operation is an action with everything that it depends on.

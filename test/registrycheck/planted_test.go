@@ -58,8 +58,19 @@ var bugs = []bug{
 	}},
 	{"deleting a manifest leaves its tags", change{
 		"internal/registry/spec/delete.go",
-		"		if !gone[d] {\n",
+		"		if !removed[d] {\n",
 		"		if true {\n",
+	}},
+	{"an index loses its manifests to a deletion", change{
+		"internal/registry/spec/delete.go",
+		"				existed, err = r.remove(ctx, names)\n",
+		"				r.intent.End()\n				time.Sleep(50 * time.Millisecond)\n				existed, err = r.remove(ctx, names)\n",
+	}},
+	{"a referrer loses its back link to a deletion", change{
+		"internal/registry/spec/delete.go",
+		"	err = storage.InParallel(ctx, links, storage.ManifestConcurrency,",
+		"	r.intent.End()\n	time.Sleep(50 * time.Millisecond)\n" +
+			"	err = storage.InParallel(ctx, links, storage.ManifestConcurrency,",
 	}},
 	{"garbage collection does not follow indexes", change{
 		"internal/registry/collect/mark.go",
