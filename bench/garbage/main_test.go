@@ -9,7 +9,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/bench/internal/registries/registriestest"
 	"github.com/zarf-dev/zarf-registry/bench/internal/results"
 	"github.com/zarf-dev/zarf-registry/cmd/registry/root"
-	"github.com/zarf-dev/zarf-registry/internal/registry/s3test"
+	"github.com/zarf-dev/zarf-registry/test/s3test"
 )
 
 // TestMain runs the registry, which is the test binary.

@@ -20,8 +20,8 @@ import (
 
 	"github.com/zarf-dev/zarf-registry/bench/internal/registries"
 	"github.com/zarf-dev/zarf-registry/internal/net/freeport"
-	"github.com/zarf-dev/zarf-registry/internal/registry/s3test"
 	"github.com/zarf-dev/zarf-registry/internal/registry/storage"
+	"github.com/zarf-dev/zarf-registry/test/s3test"
 )
 
 const (

@@ -23,7 +23,7 @@ import (
 
 	"github.com/zarf-dev/zarf-registry/internal/images"
 	"github.com/zarf-dev/zarf-registry/internal/net/tlsfiles/tlsfilestest"
-	"github.com/zarf-dev/zarf-registry/internal/registry/registrytest"
+	"github.com/zarf-dev/zarf-registry/test/registrytest"
 )
 
 // pushedIndex is an index of two images in a layout, which clients push as a:v1.

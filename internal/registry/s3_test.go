@@ -17,7 +17,7 @@ import (
 	"github.com/opencontainers/go-digest"
 
 	"github.com/zarf-dev/zarf-registry/internal/net/freeport"
-	"github.com/zarf-dev/zarf-registry/internal/registry/s3test"
+	"github.com/zarf-dev/zarf-registry/test/s3test"
 )
 
 // With the path of versitygw in [s3test.ProgramVariable], all tests of this package store in S3: directories for

@@ -7,7 +7,7 @@ import (
 	"testing"
 
 	"github.com/zarf-dev/zarf-registry/internal/net/freeport"
-	"github.com/zarf-dev/zarf-registry/internal/registry/s3test"
+	"github.com/zarf-dev/zarf-registry/test/s3test"
 )
 
 func TestReadinessExplainsWhyS3Fails(t *testing.T) {

@@ -25,8 +25,8 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/node/proxy"
 	"github.com/zarf-dev/zarf-registry/internal/pki"
 	"github.com/zarf-dev/zarf-registry/internal/registry"
-	"github.com/zarf-dev/zarf-registry/internal/registry/registrytest"
-	"github.com/zarf-dev/zarf-registry/internal/registry/s3test"
+	"github.com/zarf-dev/zarf-registry/test/registrytest"
+	"github.com/zarf-dev/zarf-registry/test/s3test"
 )
 
 // suite is the path of the program, which make sets.

@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"github.com/zarf-dev/zarf-registry/internal/pki"
-	"github.com/zarf-dev/zarf-registry/internal/registry/s3test"
+	"github.com/zarf-dev/zarf-registry/test/s3test"
 )
 
 // controlPlane is its IPv4 address in test clusters.

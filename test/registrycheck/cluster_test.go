@@ -27,7 +27,7 @@ import (
 
 	"github.com/zarf-dev/zarf-registry/internal/net/tlsfiles/tlsfilestest"
 	"github.com/zarf-dev/zarf-registry/internal/pki"
-	"github.com/zarf-dev/zarf-registry/internal/registry/s3test"
+	"github.com/zarf-dev/zarf-registry/test/s3test"
 )
 
 const (

@@ -64,13 +64,13 @@ var bugs = []bug{
 	{"an index loses its manifests to a deletion", change{
 		"internal/registry/spec/delete.go",
 		"				existed, err = r.remove(ctx, names)\n",
-		"				r.intent.End()\n				time.Sleep(50 * time.Millisecond)\n				existed, err = r.remove(ctx, names)\n",
+		"				r.intent.End()\n				time.Sleep(200 * time.Millisecond)\n				existed, err = r.remove(ctx, names)\n",
 	}},
 	{"a referrer loses its back link to a deletion", change{
 		"internal/registry/spec/delete.go",
-		"	err = storage.InParallel(ctx, links, storage.ManifestConcurrency,",
-		"	r.intent.End()\n	time.Sleep(50 * time.Millisecond)\n" +
-			"	err = storage.InParallel(ctx, links, storage.ManifestConcurrency,",
+		"		_, err := r.intent.Delete(ctx, dir)\n		return err\n	})\n	return existed, err\n",
+		"		go func() {\n			time.Sleep(200 * time.Millisecond)\n" +
+			"			_ = r.Driver.Delete(context.WithoutCancel(ctx), dir)\n		}()\n		return nil\n	})\n	return existed, err\n",
 	}},
 	{"garbage collection does not follow indexes", change{
 		"internal/registry/collect/mark.go",

@@ -26,7 +26,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/net/tlsfiles/tlsfilestest"
 	"github.com/zarf-dev/zarf-registry/internal/pki"
 	"github.com/zarf-dev/zarf-registry/internal/registry"
-	"github.com/zarf-dev/zarf-registry/internal/registry/registrytest"
+	"github.com/zarf-dev/zarf-registry/test/registrytest"
 )
 
 func TestEncodeRepositories(t *testing.T) {

@@ -25,7 +25,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/node/probe"
 	"github.com/zarf-dev/zarf-registry/internal/pki"
 	"github.com/zarf-dev/zarf-registry/internal/registry"
-	"github.com/zarf-dev/zarf-registry/internal/registry/registrytest"
+	"github.com/zarf-dev/zarf-registry/test/registrytest"
 )
 
 const name = registrytest.Name

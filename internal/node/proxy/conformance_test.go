@@ -22,7 +22,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/net/tlsfiles/tlsfilestest"
 	"github.com/zarf-dev/zarf-registry/internal/node/cache"
 	"github.com/zarf-dev/zarf-registry/internal/pki"
-	"github.com/zarf-dev/zarf-registry/internal/registry/registrytest"
+	"github.com/zarf-dev/zarf-registry/test/registrytest"
 )
 
 // Tests of what the OCI distribution specification says about reads, with the registry itself behind the proxy.

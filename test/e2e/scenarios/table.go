@@ -118,7 +118,7 @@ var All = []Scenario{
 		Paths: append(internal("hook/preflight", "release/plan", "status"), "test/e2e/volumes_test.go")},
 	{Test: "TestReplicas", Clusters: []string{"e2e-replicas"}, Networks: []Network{ipv4}, Minutes: 3.7,
 		Versions: []string{crio}, Tools: []string{"versitygw"},
-		Paths: append(internal("registry", "images/blobstore", "registry/s3test"), "test/e2e/s3_test.go",
+		Paths: append(internal("registry", "images/blobstore"), "test/s3test", "test/e2e/s3_test.go",
 			"charts/zarf-registry/templates/registry")},
 	{Test: "TestRewrite", Clusters: []string{"e2e-rewrite"}, Networks: []Network{ipv4}, Minutes: 2.1,
 		Paths: chart("rewrite")},
