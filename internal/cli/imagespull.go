@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -13,6 +14,7 @@ import (
 
 	"github.com/zarf-dev/zarf-registry/internal/exitcode"
 	"github.com/zarf-dev/zarf-registry/internal/images"
+	"github.com/zarf-dev/zarf-registry/internal/images/blobstore"
 	"github.com/zarf-dev/zarf-registry/internal/images/inventory"
 )
 
@@ -175,53 +177,40 @@ func (f *pullFlags) archive() bool { return strings.HasSuffix(f.out, ".tar") }
 
 // pull returns the images that the output contains.
 func (f *pullFlags) pull(ctx context.Context, r *imageRun, refs []string) ([]images.Result, error) {
-	if f.archive() {
-		return f.pullArchive(ctx, r, refs)
-	}
-	store, err := r.store()
+	out, store, err := f.open(r)
 	if err != nil {
 		return nil, err
-	}
-	layout, err := images.OpenLayout(f.out)
-	if err != nil {
-		return nil, err
-	}
-	r.atEnd(layout.Close)
-	if store == nil {
-		store = layout.Store()
 	}
 	items, failed := r.resolve(ctx, refs, store)
 	if f.ends(items, failed) {
 		return nil, failed
 	}
-	results, err := images.Pull(ctx, items, layout, r.options())
+	results, err := images.Pull(ctx, items, out, r.options())
 	return results, errors.Join(failed, err)
 }
 
-func (f *pullFlags) pullArchive(ctx context.Context, r *imageRun, refs []string) ([]images.Result, error) {
-	archive, err := images.CreateArchive(f.out)
+// open opens the output, and the store that images pass through.
+func (f *pullFlags) open(r *imageRun) (images.Output, *blobstore.Store, error) {
+	if f.archive() {
+		archive, err := images.CreateArchive(f.out)
+		if err != nil {
+			return nil, nil, err
+		}
+		r.atEnd(archive.Close)
+		if f.inventory != nil {
+			archive.Omit(f.inventory.Has)
+		}
+		store, err := r.storeOr(filepath.Dir(f.out))
+		return archive, store, err
+	}
+	store, err := r.store()
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	r.atEnd(archive.Close)
-	if f.inventory != nil {
-		archive.Omit(f.inventory.Has)
-	}
-	store, err := r.storeOr(filepath.Dir(f.out))
+	layout, err := images.OpenLayout(f.out)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	items, failed := r.resolve(ctx, refs, store)
-	if f.ends(items, failed) {
-		return nil, failed
-	}
-	results, err := images.Pull(ctx, items, archive, r.options())
-	failed = errors.Join(failed, err)
-	if len(results) == 0 || ctx.Err() != nil || f.ends(items, failed) {
-		return nil, failed // an existing archive stays
-	}
-	if err := archive.Write(ctx); err != nil {
-		return nil, errors.Join(failed, err)
-	}
-	return results, failed
+	r.atEnd(layout.Close)
+	return layout, cmp.Or(store, layout.Store()), nil
 }

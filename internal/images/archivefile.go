@@ -20,15 +20,15 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/oci"
 )
 
-// Archive is an OCI archive that images are written to. [Archive.Write] creates or replaces the file. It is safe for
-// concurrent use.
+// Archive is an OCI archive that images are written to. [Pull] creates or replaces the file. It is safe for concurrent
+// use.
 //
 // Blobs are written to their final places in a file next to the archive while they are downloaded, in any order:
 // descriptors tell how large the tar becomes. What incomplete images leave empty is closed up at the end.
 type Archive struct {
 	path   string
 	omit   func(digest.Digest) bool
-	file   *os.File // locked; nil after Write
+	file   *os.File // locked; nil after finish
 	places map[digest.Digest]*place
 
 	mu     sync.Mutex
@@ -44,7 +44,7 @@ type place struct {
 
 var _ Output = (*Archive)(nil)
 
-// CreateArchive prepares an archive at path. The file at path does not change before [Archive.Write].
+// CreateArchive prepares an archive at path. The file at path does not change before the end of [Pull].
 func CreateArchive(path string) (*Archive, error) {
 	if info, err := os.Stat(path); err == nil && !info.Mode().IsRegular() {
 		return nil, fmt.Errorf("archive %s: exists and is not a regular file", path)
@@ -147,23 +147,27 @@ func (a *Archive) image(_ context.Context, image *imagePull) error {
 	return nil
 }
 
-// Write completes the archive with the images that were pulled to it completely; there must be one. Equal images give
+// finish completes the archive with the images that were pulled to it completely; there must be one. Equal images give
 // equal bytes.
-func (a *Archive) Write(ctx context.Context) error {
-	if len(a.images) == 0 {
-		return a.wrap(errors.New("no image is complete"))
+func (a *Archive) finish(ctx context.Context, ended bool) (bool, error) {
+	if ended {
+		return false, nil // an existing archive stays
 	}
 	if err := a.write(ctx); err != nil {
-		return a.wrap(err)
+		return false, a.wrap(err)
 	}
 	name := a.file.Name()
 	err := errors.Join(a.file.Chmod(0o644), a.file.Close())
 	a.file = nil
-	return a.wrap(cmp.Or(err, os.Rename(name, a.path)))
+	err = a.wrap(cmp.Or(err, os.Rename(name, a.path)))
+	return err == nil, err
 }
 
 // write adds all that is not a blob, and moves blobs to the front if others are missing.
 func (a *Archive) write(ctx context.Context) error {
+	if len(a.images) == 0 {
+		return errors.New("no image is complete")
+	}
 	entries, err := archiveEntries(sorted(a.images), a.omits)
 	if err != nil {
 		return err
@@ -234,7 +238,7 @@ func move(ctx context.Context, f *os.File, from, to, size int64) error {
 	return nil
 }
 
-// Close removes what an archive without [Archive.Write] has left.
+// Close removes what an incomplete [Pull] has left.
 func (a *Archive) Close() error {
 	if a.file == nil {
 		return nil

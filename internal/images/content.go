@@ -1,9 +1,11 @@
 package images
 
 import (
+	"fmt"
 	"io"
 
 	"github.com/zarf-dev/zarf-registry/internal/images/blob"
+	"github.com/zarf-dev/zarf-registry/internal/oci"
 )
 
 // countReads returns rc with received, unless nil, called after every read.
@@ -48,12 +50,23 @@ func openAt(b blob.Blob, offset int64) (io.ReadCloser, error) {
 	return rc, nil
 }
 
-// readAll reads content of limited size. It does not verify it.
-func readAll(b blob.Blob) ([]byte, error) {
+// readMetadata reads content that must not be larger than a manifest. It does not verify it.
+func readMetadata(b blob.Blob) ([]byte, error) {
+	if err := checkMetadataSize(b.Size); err != nil {
+		return nil, err
+	}
 	rc, err := b.Open()
 	if err != nil {
 		return nil, err
 	}
 	defer rc.Close()
 	return io.ReadAll(rc)
+}
+
+// checkMetadataSize rejects what is too large to read into memory.
+func checkMetadataSize(size int64) error {
+	if size > oci.MaxManifestSize {
+		return fmt.Errorf("has %d bytes: want at most %d", size, oci.MaxManifestSize)
+	}
+	return nil
 }

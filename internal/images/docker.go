@@ -17,7 +17,6 @@ import (
 	"oras.land/oras-go/v2/content"
 
 	"github.com/zarf-dev/zarf-registry/internal/images/blob"
-	"github.com/zarf-dev/zarf-registry/internal/oci"
 )
 
 // dockerImage is an element of a docker archive's manifest.json.
@@ -69,11 +68,7 @@ func (s *Source) dockerManifest(ctx context.Context, saved dockerImage,
 	if err != nil {
 		return none, err
 	}
-	if configFile.Size > oci.MaxManifestSize {
-		return none, fmt.Errorf("configuration %s: has %d bytes: want at most %d", saved.Config, configFile.Size,
-			oci.MaxManifestSize)
-	}
-	raw, err := readAll(configFile)
+	raw, err := readMetadata(configFile)
 	if err != nil {
 		return none, fmt.Errorf("configuration %s: %w", saved.Config, err)
 	}

@@ -30,9 +30,6 @@ func graph(ctx context.Context, src content.Fetcher, root ocispec.Descriptor) ([
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		if err := checkMetadataSize(desc); err != nil {
-			return err
-		}
 		list, err := successors(ctx, src, desc)
 		if r, ok := src.(*remoteContent); ok && r.parts && desc.Digest != root.Digest && errors.Is(err, errdef.ErrNotFound) {
 			return nil
@@ -85,14 +82,6 @@ func successors(ctx context.Context, src content.Fetcher, desc ocispec.Descripto
 	return list, nil
 }
 
-// checkMetadataSize rejects manifests and indexes that are too large to read into memory.
-func checkMetadataSize(desc ocispec.Descriptor) error {
-	if oci.IsManifestOrIndex(desc.MediaType) && desc.Size > oci.MaxManifestSize {
-		return wrapDescriptor(desc, fmt.Errorf("has %d bytes: registries accept at most %d", desc.Size, oci.MaxManifestSize))
-	}
-	return nil
-}
-
 func totalSize(nodes []ocispec.Descriptor) int64 {
 	var sum int64
 	for _, n := range nodes {
@@ -133,10 +122,6 @@ func platformsIn(ctx context.Context, src content.Fetcher, desc ocispec.Descript
 		if !oci.IsConfig(manifest.Config.MediaType) {
 			return nil, nil
 		}
-		if manifest.Config.Size > oci.MaxManifestSize {
-			return nil, wrapDescriptor(manifest.Config, fmt.Errorf("has %d bytes: want at most %d", manifest.Config.Size,
-				oci.MaxManifestSize))
-		}
 		var config ocispec.Image
 		if err := fetchJSON(ctx, src, manifest.Config, &config); err != nil {
 			return nil, err
@@ -167,7 +152,11 @@ func platformsOf(manifests []ocispec.Descriptor) []ocispec.Platform {
 	return found
 }
 
+// fetchJSON reads a manifest, an index or a configuration.
 func fetchJSON(ctx context.Context, src content.Fetcher, desc ocispec.Descriptor, into any) error {
+	if err := checkMetadataSize(desc.Size); err != nil {
+		return wrapDescriptor(desc, err)
+	}
 	raw, err := content.FetchAll(ctx, src, desc)
 	if err != nil {
 		return wrapDescriptor(desc, err)

@@ -35,6 +35,8 @@ func (l *Layout) Close() error { return l.store.Close() }
 
 func (l *Layout) plan(context.Context, []*imagePull) error { return nil }
 
+func (l *Layout) finish(context.Context, bool) (bool, error) { return true, nil }
+
 // blob links or copies a blob from the store that it was downloaded to, or downloads it if that store does not keep it.
 func (l *Layout) blob(ctx context.Context, from Content, desc ocispec.Descriptor, t *imageProgress) error {
 	if f, err := l.store.Open(ctx, desc); err == nil {

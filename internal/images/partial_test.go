@@ -68,7 +68,7 @@ func TestPullOfABadImage(t *testing.T) {
 		}
 		results, err := Pull(t.Context(), from.resolve(t, nil, refs...), archive,
 			Options{ImageConcurrency: 5})
-		return results, errors.Join(err, archive.Write(t.Context()), archive.Close())
+		return results, errors.Join(err, archive.Close())
 	}
 	results, err := write(path, refs...)
 	wantErrorAbout(t, err, list[2], bad.Digest)
@@ -141,11 +141,12 @@ func TestArchiveWithoutACompleteImage(t *testing.T) {
 	if _, err := CreateArchive(path); err == nil || !strings.Contains(err.Error(), "in use by another process") {
 		t.Errorf("two write it at once: %v", err)
 	}
-	if _, err := Pull(t.Context(), from.resolve(t, nil, refs[2]), archive, Options{}); err == nil {
-		t.Error("no error")
+	if results, err := Pull(t.Context(), from.resolve(t, nil, refs[2]), archive, Options{}); err == nil || results != nil {
+		t.Errorf("results %v, error %v", results, err)
 	}
-	if err := archive.Write(t.Context()); err == nil || !strings.Contains(err.Error(), "no image is complete") {
-		t.Errorf("error: %v", err)
+	if _, err := Pull(t.Context(), nil, archive, Options{}); err == nil || !strings.Contains(err.Error(),
+		"no image is complete") {
+		t.Errorf("error without images: %v", err)
 	}
 	if err := archive.Close(); err != nil {
 		t.Error(err)
@@ -406,9 +407,6 @@ func TestBackupOfADamagedRegistry(t *testing.T) {
 			t.Fatal(err)
 		}
 		_, err = Pull(t.Context(), items, archive, Options{})
-		if err := archive.Write(t.Context()); err != nil {
-			t.Fatal(err)
-		}
 		return mustOpen(t, path), errors.Join(failed, err)
 	}
 	source, err := backup()

@@ -21,13 +21,18 @@ type Output interface {
 	blob(ctx context.Context, from Content, desc ocispec.Descriptor, t *imageProgress) error
 	// image records that all blobs of an image are stored.
 	image(ctx context.Context, image *imagePull) error
+	// finish is called last. If the run has ended early or has no complete image, it changes nothing more. It reports
+	// whether the output has the complete images.
+	finish(ctx context.Context, ended bool) (kept bool, err error)
 }
 
 // Pull writes whole images to a layout or archive. It verifies every digest and does not download
 // blobs that are present. A layout lists an image only when it is complete, so an interrupted pull
-// leaves no partial image, and the next one resumes it. [Archive.Write] completes an archive at the end.
+// leaves no partial image, and the next one resumes it. An archive is written at the end, unless ctx ends, no image is
+// complete, or with [Options.FailFast] one failed.
 //
-// Pull returns the results of the images that succeeded, and the errors of the others. If the disk is full, it stops.
+// Pull returns the results of the images that the output contains, and the errors of the others. If the disk is full, it
+// stops.
 func Pull(ctx context.Context, items []Item, out Output, opts Options) ([]Result, error) {
 	opts = opts.withDefaults()
 	slots := semaphore.NewWeighted(int64(opts.Concurrency))
@@ -56,7 +61,12 @@ func Pull(ctx context.Context, items []Item, out Output, opts Options) ([]Result
 			}
 			return result, nil
 		})
-	return results, errors.Join(append(failed, err)...)
+	err = errors.Join(append(failed, err)...)
+	kept, unfinished := out.finish(ctx, ctx.Err() != nil || err != nil && (opts.FailFast || len(results) == 0))
+	if !kept {
+		results = nil
+	}
+	return results, errors.Join(err, unfinished)
 }
 
 // imagePull is the pull of one image.

@@ -170,10 +170,7 @@ func (s *Source) read(name string) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	if b.Size > oci.MaxManifestSize {
-		return nil, fmt.Errorf("%s: has %d bytes: want at most %d", name, b.Size, oci.MaxManifestSize)
-	}
-	raw, err := readAll(b)
+	raw, err := readMetadata(b)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", name, err)
 	}
@@ -239,9 +236,6 @@ func (s *Source) listedReferrers(ctx context.Context, desc ocispec.Descriptor) (
 	if desc.MediaType != ocispec.MediaTypeImageIndex ||
 		!referrersTag.MatchString(desc.Annotations[ocispec.AnnotationRefName]) {
 		return []ocispec.Descriptor{desc}, nil
-	}
-	if err := checkMetadataSize(desc); err != nil {
-		return nil, err
 	}
 	var index ocispec.Index
 	if err := fetchJSON(ctx, s, desc, &index); err != nil {
@@ -351,9 +345,6 @@ func (s *Source) layoutImage(ctx context.Context, desc ocispec.Descriptor) (Imag
 		return Image{}, fmt.Errorf("media type %q is neither a manifest nor an index", desc.MediaType)
 	}
 	image := Image{Reference: layoutName(desc.Annotations), Descriptor: oci.Plain(desc)}
-	if err := checkMetadataSize(desc); err != nil {
-		return Image{}, err
-	}
 	if oci.IsIndex(desc.MediaType) && s.files.whole() && !s.thin {
 		if err := s.dropMissingPlatforms(ctx, &image); err != nil {
 			return Image{}, err
@@ -400,9 +391,6 @@ func (s *Source) hasManifest(ctx context.Context, desc ocispec.Descriptor) (bool
 	ok, err := s.has(desc.Digest)
 	if err != nil || !ok || !oci.IsManifest(desc.MediaType) {
 		return ok, err
-	}
-	if err := checkMetadataSize(desc); err != nil {
-		return false, err
 	}
 	var manifest ocispec.Manifest
 	if err := fetchJSON(ctx, s, desc, &manifest); err != nil {

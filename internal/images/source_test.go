@@ -526,7 +526,7 @@ func TestOpenRejectsInvalidSources(t *testing.T) {
 		huge.add(d, blob.FromBytes(raw))
 		_, err := graph(t.Context(), huge, ocispec.Descriptor{MediaType: ocispec.MediaTypeImageManifest, Digest: d,
 			Size: int64(len(raw))})
-		if err == nil || !strings.Contains(err.Error(), "registries accept at most 4194304") {
+		if err == nil || !strings.Contains(err.Error(), "want at most 4194304") {
 			t.Errorf("error: %v", err)
 		}
 	})

@@ -92,9 +92,6 @@ func TestTransfersLargerThanTheStoresDisk(t *testing.T) {
 		t.Fatal(err)
 	}
 	mustPull(t, items, archive, Options{})
-	if err := archive.Write(t.Context()); err != nil {
-		t.Fatal(err)
-	}
 	source := mustOpen(t, filepath.Join(output, "large.tar"))
 	for _, node := range nodesOf(t, source, source.Images()[0].Descriptor) {
 		rc, err := source.Fetch(t.Context(), node)

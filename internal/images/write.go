@@ -5,8 +5,8 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
-	"io"
 	"slices"
 	"strings"
 
@@ -27,46 +27,23 @@ func fileHeader(name string, size, mode int64) *tar.Header {
 
 // WriteArchive writes whole images as an OCI archive, a tar of an OCI layout. ctr, nerdctl, docker
 // (since 25), podman, skopeo and [Open] read it. Equal images give equal bytes.
-func WriteArchive(ctx context.Context, w io.Writer, src Content, images ...Image) error {
-	if err := writeArchive(ctx, w, Items(src, images...)); err != nil {
-		return fmt.Errorf("image archive: %w", err)
+func WriteArchive(ctx context.Context, path string, src Content, images ...Image) error {
+	archive, err := CreateArchive(path)
+	if err != nil {
+		return err
 	}
-	return nil
+	_, err = Pull(ctx, Items(src, images...), archive, Options{FailFast: true})
+	return errors.Join(err, archive.Close())
 }
 
 // annotationThin is the annotation of the index.json of a thin archive.
 const annotationThin = "dev.zarf.registry.thin"
-
-// writeArchive writes a tar in one go.
-func writeArchive(ctx context.Context, w io.Writer, items []Item) error {
-	var images []*imagePull
-	for _, item := range items {
-		nodes, err := graph(ctx, item.Content, item.Descriptor)
-		if err != nil {
-			return fmt.Errorf("image %s: %w", item.name(), err)
-		}
-		images = append(images, &imagePull{Item: item, nodes: nodes})
-	}
-	entries, err := archiveEntries(images, func(ocispec.Descriptor) bool { return false })
-	if err != nil {
-		return err
-	}
-	tw := tar.NewWriter(w)
-	for _, e := range entries {
-		if err := e.write(ctx, tw); err != nil {
-			return err
-		}
-	}
-	return tw.Close()
-}
 
 // archiveEntry is a file in an archive that is written.
 type archiveEntry struct {
 	name     string
 	metadata []byte             // or nil, and the rest describes a blob or manifest
 	desc     ocispec.Descriptor // the size is always set
-	from     Content
-	image    string // the first that contains it
 }
 
 // header returns the entry's header, as it is in the tar.
@@ -80,26 +57,6 @@ func (e archiveEntry) header() ([]byte, error) {
 
 // padded returns how much of a tar the content of a file takes.
 func padded(size int64) int64 { return (size + tarBlock - 1) / tarBlock * tarBlock }
-
-func (e archiveEntry) write(ctx context.Context, tw *tar.Writer) error {
-	if err := ctx.Err(); err != nil {
-		return err
-	}
-	err := tw.WriteHeader(fileHeader(e.name, e.desc.Size, 0o444))
-	if err == nil && e.metadata != nil {
-		_, err = tw.Write(e.metadata)
-	} else if err == nil {
-		var rc io.ReadCloser
-		if rc, err = e.from.Fetch(ctx, e.desc); err == nil {
-			defer rc.Close()
-			_, err = io.Copy(tw, rc)
-		}
-	}
-	if err != nil {
-		return fmt.Errorf("image %s: %s: %w", e.image, e.name, err)
-	}
-	return nil
-}
 
 // archiveEntries returns the files of an archive: its metadata, and then its content ordered by digest, without blobs
 // that omit selects.
@@ -119,8 +76,7 @@ func archiveEntries(images []*imagePull, omit func(ocispec.Descriptor) bool) ([]
 			}
 			if !seen[node.Digest] {
 				seen[node.Digest] = true
-				blobs = append(blobs, archiveEntry{name: oci.BlobPath(node.Digest), desc: node, from: image.Content,
-					image: image.name()})
+				blobs = append(blobs, archiveEntry{name: oci.BlobPath(node.Digest), desc: node})
 			}
 		}
 		desc, err := named(image.Image)

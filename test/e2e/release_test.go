@@ -1,9 +1,7 @@
 package e2e
 
 import (
-	"bufio"
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -223,16 +221,11 @@ func writeArchive(t *testing.T, files map[string][]byte) string {
 // writeImages writes an OCI archive of images.
 func writeImages(t *testing.T, store *images.Store, list ...images.Image) string {
 	t.Helper()
-	archive, err := os.Create(filepath.Join(t.TempDir(), "image.tar"))
-	if err != nil {
+	archive := filepath.Join(t.TempDir(), "image.tar")
+	if err := images.WriteArchive(t.Context(), archive, store, list...); err != nil {
 		t.Fatal(err)
 	}
-	buffered := bufio.NewWriter(archive)
-	if err := errors.Join(images.WriteArchive(t.Context(), buffered, store, list...), buffered.Flush(),
-		archive.Close()); err != nil {
-		t.Fatal(err)
-	}
-	return archive.Name()
+	return archive
 }
 
 // helmUninstall uninstalls the release.

@@ -40,10 +40,5 @@ func run() (err error) {
 	if err != nil {
 		return err
 	}
-	file, err := os.Create(*output)
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, file.Close()) }()
-	return images.WriteArchive(context.Background(), file, store, image)
+	return images.WriteArchive(context.Background(), *output, store, image)
 }

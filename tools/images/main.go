@@ -127,8 +127,7 @@ func write(ctx context.Context, out io.Writer, work, payload fs.FS, registry, ve
 }
 
 func writeArchive(ctx context.Context, out io.Writer, store *images.Store, image images.Image, name string) error {
-	err := program.WriteTo(name, func(w io.Writer) error { return images.WriteArchive(ctx, w, store, image) })
-	if err != nil {
+	if err := images.WriteArchive(ctx, name, store, image); err != nil {
 		return err
 	}
 	fmt.Fprintf(out, "%s\n  %s\n  %s, %s\n", image.Reference, image.Descriptor.Digest, name, space.FormatBytes(image.Size))

@@ -115,11 +115,7 @@ func built(t *testing.T) release {
 		if err != nil {
 			t.Fatal(err)
 		}
-		f, err := os.Create(filepath.Join(r.archives, name+".tar"))
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := errors.Join(images.WriteArchive(context.Background(), f, store, image), f.Close()); err != nil {
+		if err := images.WriteArchive(t.Context(), filepath.Join(r.archives, name+".tar"), store, image); err != nil {
 			t.Fatal(err)
 		}
 	}
