@@ -9,7 +9,6 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"text/tabwriter"
 
 	"github.com/opencontainers/go-digest"
 	"github.com/spf13/cobra"
@@ -266,20 +265,14 @@ func (r *imageRun) tags(ctx context.Context, registry *remote.Registry, address 
 // printList writes a table. The source is a column if there are several.
 func printList(w io.Writer, list []listed) error {
 	several := slices.ContainsFunc(list, func(l listed) bool { return l.Source != list[0].Source })
-	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	row := func(source string, cells ...string) {
-		if several {
-			cells = append([]string{source}, cells...)
-		}
-		for i, cell := range cells {
-			cells[i] = strings.NewReplacer("\n", `\n`, "\t", `\t`).Replace(cell) // so that no name adds cells or rows
-		}
-		fmt.Fprintln(table, strings.Join(cells, "\t"))
+	first := 0
+	if !several {
+		first = 1
 	}
-	row("SOURCE", "REFERENCE", "DIGEST", "PLATFORMS", "SIZE")
+	t := newTable(w, []string{"SOURCE", "REFERENCE", "DIGEST", "PLATFORMS", "SIZE"}[first:]...)
 	for _, l := range list {
-		row(l.Source, cmp.Or(l.Reference, "-"), l.Digest.String(), cmp.Or(strings.Join(l.Platforms, ","), "-"),
-			space.FormatBytes(l.Size))
+		t.row([]string{l.Source, cmp.Or(l.Reference, "-"), l.Digest.String(), cmp.Or(strings.Join(l.Platforms, ","), "-"),
+			space.FormatBytes(l.Size)}[first:]...)
 	}
-	return table.Flush()
+	return t.Flush()
 }

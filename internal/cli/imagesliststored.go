@@ -8,7 +8,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"text/tabwriter"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -154,27 +153,27 @@ func (l *lister) facts(images []*catalog.Image) *storedFacts {
 
 // printStored writes a table of images.
 func printStored(w io.Writer, list []listed) error {
-	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(table, "REFERENCE\tPLATFORMS\tSIZE\tUNSHARED\tSIGNATURES\tSBOMS\tPUSHED\tUSED BY")
+	t := newTable(w, append([]string{"REFERENCE"}, factNames...)...)
 	for _, l := range list {
-		fmt.Fprintf(table, "%s\t%s\t%s\t%s\n", l.Reference, cmp.Or(strings.Join(l.Platforms, ","), "-"),
-			space.FormatBytes(l.Size), l.cells())
+		t.row(append([]string{l.Reference}, l.cells(l.Platforms, l.Size)...)...)
 	}
-	return table.Flush()
+	return t.Flush()
 }
 
 // printRepositories writes a table of repositories.
 func printRepositories(w io.Writer, list []listedRepository) error {
-	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(table, "REPOSITORY\tIMAGES\tTAGS\tPLATFORMS\tSIZE\tUNSHARED\tSIGNATURES\tSBOMS\tPUSHED\tUSED BY")
+	t := newTable(w, append([]string{"REPOSITORY", "IMAGES", "TAGS"}, factNames...)...)
 	for _, r := range list {
-		fmt.Fprintf(table, "%s\t%d\t%d\t%s\t%s\t%s\n", r.Repository, r.Images, r.Tags,
-			cmp.Or(strings.Join(r.Platforms, ","), "-"), space.FormatBytes(r.Size), r.cells())
+		t.row(append([]string{r.Repository, strconv.Itoa(r.Images), strconv.Itoa(r.Tags)},
+			r.cells(r.Platforms, r.Size)...)...)
 	}
-	return table.Flush()
+	return t.Flush()
 }
 
-func (f *storedFacts) cells() string {
+// factNames are the headers of [storedFacts.cells].
+var factNames = []string{"PLATFORMS", "SIZE", "UNSHARED", "SIGNATURES", "SBOMS", "PUSHED", "USED BY"}
+
+func (f *storedFacts) cells(platforms []string, size int64) []string {
 	users := firstOf(f.UsedBy)
 	switch {
 	case f.Problem != "":
@@ -182,8 +181,8 @@ func (f *storedFacts) cells() string {
 	case f.UsedBy == nil:
 		users = "unknown"
 	}
-	return strings.Join([]string{space.FormatBytes(f.Unshared), strconv.Itoa(f.Signatures), strconv.Itoa(f.SBOMs),
-		f.Pushed.Format(time.DateOnly), users}, "\t")
+	return []string{cmp.Or(strings.Join(platforms, ","), "-"), space.FormatBytes(size), space.FormatBytes(f.Unshared),
+		strconv.Itoa(f.Signatures), strconv.Itoa(f.SBOMs), f.Pushed.Format(time.DateOnly), users}
 }
 
 // firstOf names the first of some workloads and how many more there are.

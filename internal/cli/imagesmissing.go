@@ -13,7 +13,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"text/tabwriter"
 
 	"github.com/opencontainers/go-digest"
 	"github.com/spf13/cobra"
@@ -416,15 +415,14 @@ func (f *missingFlags) print(w io.Writer, report *missingReport, log *slog.Logge
 func printMissing(w io.Writer, report *missingReport) error {
 	possible := 0
 	if len(report.Images) > 0 {
-		table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-		fmt.Fprintln(table, "REFERENCE\tIN THE REGISTRY\tNEEDED BY")
+		t := newTable(w, "REFERENCE", "IN THE REGISTRY", "NEEDED BY")
 		for _, image := range report.Images {
-			fmt.Fprintf(table, "%s\t%s\t%s\n", image.Reference, image.stored(), firstOf(image.NeededBy))
+			t.row(image.Reference, image.stored(), firstOf(image.NeededBy))
 			if image.Possible && image.missing() {
 				possible++
 			}
 		}
-		if err := table.Flush(); err != nil {
+		if err := t.Flush(); err != nil {
 			return err
 		}
 	}

@@ -9,7 +9,6 @@ import (
 	"net/http"
 	"slices"
 	"strings"
-	"text/tabwriter"
 	"time"
 
 	"github.com/opencontainers/go-digest"
@@ -184,18 +183,17 @@ func newRemoval(dryRun bool, address string, content *catalog.Catalog, chosen ch
 
 func (f *removalFlags) print(w io.Writer, r *removal) error {
 	if len(r.Images) > 0 {
-		table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-		fmt.Fprintln(table, "REFERENCE\tPUSHED\tSIZE")
+		t := newTable(w, "REFERENCE", "PUSHED", "SIZE")
 		for _, image := range r.Images {
 			for i, ref := range image.References {
 				size := space.FormatBytes(image.Size)
 				if i > 0 {
 					size = "the same image"
 				}
-				fmt.Fprintf(table, "%s\t%s\t%s\n", ref, image.Pushed.UTC().Format(time.RFC3339), size)
+				t.row(ref, image.Pushed.UTC().Format(time.RFC3339), size)
 			}
 		}
-		if err := table.Flush(); err != nil {
+		if err := t.Flush(); err != nil {
 			return err
 		}
 	}

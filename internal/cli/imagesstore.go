@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"text/tabwriter"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -53,15 +52,14 @@ later run resumes, and when its blobs were used. It removes nothing.`,
 }
 
 func printStoreInfo(w io.Writer, info blobstore.Info) error {
-	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	fmt.Fprintf(table, "directory\t%s\n", info.Dir)
-	fmt.Fprintf(table, "blobs\t%s\n", countedBytes(info.Blobs, info.Bytes))
-	fmt.Fprintf(table, "interrupted downloads\t%s\n", countedBytes(info.Partials, info.PartialBytes))
+	t := newTable(w, "directory", info.Dir)
+	t.row("blobs", countedBytes(info.Blobs, info.Bytes))
+	t.row("interrupted downloads", countedBytes(info.Partials, info.PartialBytes))
 	if info.OldestUse != nil && info.NewestUse != nil {
-		fmt.Fprintf(table, "least recently used\t%s\n", info.OldestUse.UTC().Format(time.RFC3339))
-		fmt.Fprintf(table, "most recently used\t%s\n", info.NewestUse.UTC().Format(time.RFC3339))
+		t.row("least recently used", info.OldestUse.UTC().Format(time.RFC3339))
+		t.row("most recently used", info.NewestUse.UTC().Format(time.RFC3339))
 	}
-	return table.Flush()
+	return t.Flush()
 }
 
 func newStoreVerify(global *globalFlags) *cobra.Command {
@@ -159,11 +157,10 @@ func (f *storeCommand) printPruned(w io.Writer, p blobstore.Pruned) error {
 	if f.prune.DryRun {
 		did = "to be removed"
 	}
-	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	fmt.Fprintf(table, "blobs %s\t%s\n", did, countedBytes(p.Blobs, p.Bytes))
-	fmt.Fprintf(table, "interrupted downloads %s\t%s\n", did, countedBytes(p.Partials, p.PartialBytes))
-	fmt.Fprintf(table, "left\t%s\n", space.FormatBytes(p.RemainingBytes))
-	return table.Flush()
+	t := newTable(w, "blobs "+did, countedBytes(p.Blobs, p.Bytes))
+	t.row("interrupted downloads "+did, countedBytes(p.Partials, p.PartialBytes))
+	t.row("left", space.FormatBytes(p.RemainingBytes))
+	return t.Flush()
 }
 
 // run opens the store without a size limit, so that opening it evicts nothing.

@@ -4,6 +4,8 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"strings"
+	"text/tabwriter"
 
 	"sigs.k8s.io/yaml"
 
@@ -40,6 +42,26 @@ func render[R any](w io.Writer, output string, report R, write func(io.Writer, R
 		return &silent{fmt.Errorf("%d problems", len(next))}
 	}
 	return nil
+}
+
+// table aligns columns. Cells may be of any text.
+type table struct{ *tabwriter.Writer }
+
+// newTable returns a table with its first row. The caller flushes it.
+func newTable(w io.Writer, cells ...string) table {
+	t := table{tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)}
+	t.row(cells...)
+	return t
+}
+
+// oneCell keeps a text from adding cells or rows.
+var oneCell = strings.NewReplacer("\n", `\n`, "\t", `\t`)
+
+func (t table) row(cells ...string) {
+	for i, cell := range cells {
+		cells[i] = oneCell.Replace(cell)
+	}
+	fmt.Fprintln(t, strings.Join(cells, "\t")) // Flush returns the error
 }
 
 // printData writes a value as JSON or YAML.
