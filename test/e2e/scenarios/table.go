@@ -145,7 +145,7 @@ var All = []Scenario{
 		Clusters: []string{"e2e-hostile-containerd-1-7", "e2e-hostile-containerd-2-1", "e2e-hostile-crio-1-34"},
 		Versions: []string{"--runtime containerd-1.7", "--runtime containerd-2.1", crio}},
 	{Test: "TestHelmVersions", Clusters: []string{"e2e-helm-versions"}, Networks: []Network{ipv4}, Long: true,
-		Minutes: 5.5, Tools: []string{"helm-3.18", "helm-3.21"}},
+		Minutes: 28, Tools: []string{"helm-3.18", "helm-3.21", "helm4"}},
 	{Test: "TestKubeProxyVersions", Clusters: []string{"e2e-kube-proxy"}, Networks: []Network{ipv4}, Long: true,
 		Minutes: 3.4, Tools: []string{"kube-proxy-1.34"}},
 	{Test: "TestLargeImage", Clusters: []string{"e2e-large"}, Networks: []Network{ipv4}, Long: true, Minutes: 5.5},
