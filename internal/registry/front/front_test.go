@@ -22,7 +22,7 @@ func newFront(stall time.Duration, handler http.HandlerFunc) *Front {
 	return &Front{
 		Name:        "plain",
 		Policy:      Policy{AnonymousPull: true},
-		Tokens:      NewTokens("secret"),
+		Tokens:      NewTokens("a secret that all replicas share"),
 		Next:        handler,
 		Metrics:     &counts{},
 		Log:         slog.New(slog.DiscardHandler),
