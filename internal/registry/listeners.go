@@ -25,88 +25,82 @@ const (
 	listenerExposed  = "exposed"
 )
 
-// endpoints returns those of the registry and those for health and metrics; without a plain listener
-// that opens and closes.
+// listener is where clients of the registry connect, and what they may do there.
+type listener struct {
+	name, address string // not used if the address is empty
+	policy        front.Policy
+	certificates  *tlsfiles.Source // nil without TLS
+	// sharesPort lets the loopback listener have the port of the plain one: see endpoint.
+	sharesPort bool
+}
+
+func (s *Server) listeners() []listener {
+	o, exposed := s.options, s.exposed
+	if exposed == nil {
+		exposed = s.certificates
+	}
+	return []listener{
+		{listenerTLS, o.Listen, front.Policy{MutualTLS: true}, s.certificates, false},
+		s.plainListener(),
+		{listenerLoopback, o.LoopbackListen, front.Policy{Loopback: true}, nil, true},
+		{listenerExposed, o.ExposeListen, front.Policy{Exposed: true, AnonymousPull: o.ExposeAnonymousPull}, exposed, false},
+	}
+}
+
+func (s *Server) plainListener() listener {
+	o := s.options
+	policy := front.Policy{AnonymousPull: o.AnonymousPull}
+	return listener{listenerPlain, o.PlainListen, policy, nil, o.LoopbackListen != ""}
+}
+
+// endpoints returns those of the registry and those for health and metrics. A plain listener that opens and closes
+// becomes s.plain instead.
 func (s *Server) endpoints() (registry, diagnostics []*endpoint) {
-	if s.options.Listen != "" {
-		front := s.front(listenerTLS, front.Policy{MutualTLS: true})
-		front.Clients = s.clients
-		e := s.endpoint(front, s.options.Listen)
-		e.server.TLSConfig = tlsfiles.ServerConfig(s.certificates, tls.RequireAndVerifyClientCert, "http/1.1")
-		e.server.ConnContext = func(ctx context.Context, c net.Conn) context.Context {
-			return s.clients.Context(connlimit.Context(ctx, c))
+	for _, l := range s.listeners() {
+		if l.address != "" && (l.name != listenerPlain || s.plain == nil) {
+			registry = append(registry, s.endpoint(l))
 		}
-		e.server.ConnState = s.clients.State
-		registry = append(registry, e)
 	}
-	if s.options.PlainListen != "" && s.plain == nil {
-		registry = append(registry, s.plainEndpoint())
-	}
-	if s.options.LoopbackListen != "" {
-		e := s.endpoint(s.front(listenerLoopback, front.Policy{Loopback: true}), s.options.LoopbackListen)
-		e.sharesPort = true
-		registry = append(registry, e)
-	}
-	if s.options.ExposeListen != "" {
-		certificates := s.exposed
-		if certificates == nil {
-			certificates = s.certificates
+	for _, d := range []struct {
+		name, address string
+		handler       http.Handler
+	}{{"health", s.options.HealthListen, s.healthHandler()}, {"metrics", s.options.MetricsListen, s.metricsHandler()}} {
+		if d.address != "" {
+			e := newEndpoint(d.name, d.address, d.handler, connlimit.New(maxDiagnostics), s.log)
+			e.server.ReadTimeout, e.server.WriteTimeout = diagnosticsTimeout, diagnosticsTimeout
+			diagnostics = append(diagnostics, e)
 		}
-		front := s.front(listenerExposed, front.Policy{Exposed: true, AnonymousPull: s.options.ExposeAnonymousPull})
-		e := s.endpoint(front, s.options.ExposeListen)
-		e.server.TLSConfig = tlsfiles.ServerConfig(certificates, tls.NoClientCert, "http/1.1")
-		registry = append(registry, e)
-	}
-	if s.options.HealthListen != "" {
-		e := newEndpoint("health", s.options.HealthListen, s.healthHandler(), connlimit.New(maxDiagnostics), s.log)
-		diagnostics = append(diagnostics, e)
-	}
-	if s.options.MetricsListen != "" {
-		e := newEndpoint("metrics", s.options.MetricsListen, s.metricsHandler(), connlimit.New(maxDiagnostics), s.log)
-		diagnostics = append(diagnostics, e)
-	}
-	for _, e := range diagnostics {
-		e.server.ReadTimeout, e.server.WriteTimeout = diagnosticsTimeout, diagnosticsTimeout
 	}
 	return registry, diagnostics
 }
 
-func (s *Server) plainEndpoint() *endpoint {
-	front := s.front(listenerPlain, front.Policy{AnonymousPull: s.options.AnonymousPull})
-	e := s.endpoint(front, s.options.PlainListen)
-	e.sharesPort = s.options.LoopbackListen != ""
-	return e
-}
-
-// endpoint shares the connection limit among successive listeners of the same name.
-func (s *Server) endpoint(front *front.Front, address string) *endpoint {
-	return newEndpoint(front.Name, address, front, s.connections[front.Name], s.log)
-}
-
-func (s *Server) front(name string, policy front.Policy) *front.Front {
-	next := http.Handler(s.source)
-	if policy.MutualTLS {
-		next = own(map[string]http.Handler{
+// endpoint shares the connection limit among successive endpoints of a listener.
+func (s *Server) endpoint(l listener) *endpoint {
+	f := &front.Front{
+		Name: l.name, Policy: l.policy, Credentials: s.credentials, Tokens: s.tokens, Tagged: s.source.Tagged,
+		Next: s.source, Metrics: s.metrics, Log: s.log, Draining: &s.draining, Now: s.now, IdleTimeout: s.idleTimeout,
+	}
+	e := newEndpoint(l.name, l.address, f, s.connections[l.name], s.log)
+	e.sharesPort = l.sharesPort
+	authentication := tls.NoClientCert
+	if l.policy.MutualTLS {
+		f.Clients = s.clients
+		f.Next = own(map[string]http.Handler{
 			catalog.Path: inspect.Catalog(s.source.Store, s.root, &s.draining),
 			scrub.Path:   s.scrubber.Handler(&s.draining),
 			space.Path:   inspect.Space(s.space.Usage, s.collector.Stored),
 			gc.Path:      s.collector.Handler(&s.draining), deletion.Path: s.source.Deletions(&s.draining),
-		}, next)
+		}, s.source)
+		authentication = tls.RequireAndVerifyClientCert
+		e.server.ConnContext = func(ctx context.Context, c net.Conn) context.Context {
+			return s.clients.Context(connlimit.Context(ctx, c))
+		}
+		e.server.ConnState = s.clients.State
 	}
-	f := &front.Front{
-		Name:        name,
-		Policy:      policy,
-		Credentials: s.credentials,
-		Tokens:      s.tokens,
-		Tagged:      s.source.Tagged,
-		Next:        next,
-		Metrics:     s.metrics,
-		Log:         s.log,
-		Draining:    &s.draining,
-		Now:         s.now,
-		IdleTimeout: s.idleTimeout,
+	if l.certificates != nil {
+		e.server.TLSConfig = tlsfiles.ServerConfig(l.certificates, authentication, "http/1.1")
 	}
-	return f
+	return e
 }
 
 // own serves this registry's own paths, and passes other requests on.

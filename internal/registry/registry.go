@@ -70,13 +70,10 @@ func Open(options Options) (*Server, error) {
 		connections: map[string]*connlimit.Limiter{},
 		now:         time.Now, after: time.After, idleTimeout: front.IdleTimeout, writeTimeout: time.Second,
 	}
-	for name, address := range map[string]string{
-		listenerTLS: options.Listen, listenerPlain: options.PlainListen, listenerLoopback: options.LoopbackListen,
-		listenerExposed: options.ExposeListen,
-	} {
-		if address != "" {
-			s.connections[name] = connlimit.New(maxConnections)
-			s.metrics.watchConnections(name, s.connections[name])
+	for _, l := range s.listeners() {
+		if l.address != "" {
+			s.connections[l.name] = connlimit.New(maxConnections)
+			s.metrics.watchConnections(l.name, s.connections[l.name])
 		}
 	}
 	if err := s.openCertificates(); err != nil {
@@ -116,7 +113,7 @@ func (s *Server) openCredentials() (err error) {
 	}
 	s.metrics.watchCredentials(s.credentials)
 	if o.PullHtpasswd != "" {
-		s.plain = newPlainListener(s.plainEndpoint, s.log)
+		s.plain = newPlainListener(func() *endpoint { return s.endpoint(s.plainListener()) }, s.log)
 		s.metrics.watchPlain(s.plain)
 	}
 	return nil

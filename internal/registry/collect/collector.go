@@ -90,12 +90,7 @@ func (c *Collector) AdmitBlob(ctx context.Context, d digest.Digest) error {
 // Poll reads the state of collections at intervals until ctx ends, for metrics and reports, which do not wait for the
 // storage.
 func (c *Collector) Poll(ctx context.Context, interval time.Duration) {
-	for {
-		_, _ = c.leases.read(ctx, interval/2) // manifest uploads report the error
-		if poll.Sleep(ctx, interval) != nil {
-			return
-		}
-	}
+	poll.Every(ctx, interval, func() { _, _ = c.leases.read(ctx, interval/2) }) // manifest uploads report the error
 }
 
 // status is the state of collections by all processes, as last read.

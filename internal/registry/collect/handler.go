@@ -7,8 +7,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/distribution/distribution/v3/registry/api/errcode"
-
 	"github.com/zarf-dev/zarf-registry/internal/api/gc"
 	"github.com/zarf-dev/zarf-registry/internal/registry/audit"
 	"github.com/zarf-dev/zarf-registry/internal/registry/request"
@@ -17,12 +15,7 @@ import (
 // Handler serves garbage-collection requests, one at a time. Clients that may write may send them. Requests end
 // when the registry begins to drain, or when their client disconnects.
 func (c *Collector) Handler(draining *atomic.Bool) http.Handler {
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if r.Method != http.MethodPost {
-			w.Header().Set("Allow", http.MethodPost)
-			request.WriteError(w, errcode.ErrorCodeUnsupported.WithMessage("garbage collection requires POST"))
-			return
-		}
+	return request.Methods("garbage collections", func(w http.ResponseWriter, r *http.Request) {
 		query, err := gc.ParseQuery(r.URL.Query())
 		if err == nil && c.Cached {
 			err = errors.New("storage.cache is configured and would report blobs that were removed: " +
@@ -54,7 +47,7 @@ func (c *Collector) Handler(draining *atomic.Bool) http.Handler {
 				send(e)
 			}))
 		})
-	})
+	}, http.MethodPost)
 }
 
 // serve collects garbage, logs the result, and returns the last event.

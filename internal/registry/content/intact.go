@@ -2,7 +2,7 @@ package content
 
 import (
 	"context"
-	"encoding/json"
+	"errors"
 	"io"
 	"time"
 
@@ -110,25 +110,12 @@ type storedData struct {
 	Written time.Time `json:"written"`
 }
 
-// readSizeRecord returns the zero value if there is no valid record.
 func readSizeRecord(ctx context.Context, driver storagedriver.StorageDriver, d digest.Digest) (sizeRecord, error) {
-	content, err := driver.GetContent(ctx, storage.SizePath(d))
-	if storage.IsNotFound(err) {
-		return sizeRecord{}, nil
-	}
-	var record sizeRecord
-	if err == nil && json.Unmarshal(content, &record) != nil {
-		record = sizeRecord{} // it is damaged itself
-	}
-	return record, err
+	return storage.ReadJSON[sizeRecord](ctx, driver, storage.SizePath(d))
 }
 
 func (r sizeRecord) write(ctx context.Context, driver storagedriver.StorageDriver, d digest.Digest) error {
-	content, err := json.Marshal(r)
-	if err != nil {
-		return err
-	}
-	return driver.PutContent(ctx, storage.SizePath(d), content)
+	return storage.WriteJSON(ctx, driver, storage.SizePath(d), r)
 }
 
 // fits reports whether a blob's data may be what its digest says.
@@ -148,10 +135,7 @@ func (r sizeRecord) fits(d digest.Digest, data storagedriver.FileInfo) bool {
 // [distribution.ErrBlobUnknown] if the blob is missing or known to be damaged. Other errors are the storage's. It asks
 // the driver, because a cache may still contain blobs that were garbage-collected.
 func (s *Store) Size(ctx context.Context, d digest.Digest) (size int64, recorded bool, err error) {
-	data, err := s.Driver.Stat(ctx, storage.BlobPath(d))
-	if storage.IsNotFound(err) {
-		return 0, false, distribution.ErrBlobUnknown
-	}
+	data, err := statBlob(ctx, s.Driver, d)
 	if err != nil {
 		return 0, false, err
 	}
@@ -165,15 +149,23 @@ func (s *Store) Size(ctx context.Context, d digest.Digest) (size int64, recorded
 	return data.Size(), record.Size != 0, nil
 }
 
+// statBlob returns a [distribution.ErrBlobUnknown] if a blob is missing.
+func statBlob(
+	ctx context.Context, driver storagedriver.StorageDriver, d digest.Digest,
+) (storagedriver.FileInfo, error) {
+	data, err := driver.Stat(ctx, storage.BlobPath(d))
+	if storage.IsNotFound(err) {
+		err = distribution.ErrBlobUnknown
+	}
+	return data, err
+}
+
 // Examine reads a blob's data through read, which may be slow, and records whether it is intact. It is unknown, for
 // a moment, if the data was replaced meanwhile. A missing blob is a [distribution.ErrBlobUnknown].
 func Examine(
 	ctx context.Context, driver storagedriver.StorageDriver, d digest.Digest, read func(io.Reader) io.Reader,
 ) (intact bool, err error) {
-	before, err := driver.Stat(ctx, storage.BlobPath(d))
-	if storage.IsNotFound(err) {
-		return false, distribution.ErrBlobUnknown
-	}
+	before, err := statBlob(ctx, driver, d)
 	if err != nil || before.IsDir() {
 		return false, err
 	}
@@ -189,10 +181,7 @@ func Examine(
 	if _, err := io.Copy(verifier, read(reader)); err != nil {
 		return false, err
 	}
-	after, err := driver.Stat(ctx, storage.BlobPath(d))
-	if storage.IsNotFound(err) {
-		return false, distribution.ErrBlobUnknown
-	}
+	after, err := statBlob(ctx, driver, d)
 	if err != nil {
 		return false, err
 	}
@@ -216,9 +205,9 @@ func Examine(
 		return false, err
 	}
 	// A collection may have removed the blob meanwhile, and the record would stay.
-	if _, err := driver.Stat(ctx, storage.BlobPath(d)); storage.IsNotFound(err) {
+	if _, err := statBlob(ctx, driver, d); errors.Is(err, distribution.ErrBlobUnknown) {
 		_ = driver.Delete(ctx, storage.SizePath(d)) // the record of a blob that is just pushed again may be missing
-		return false, distribution.ErrBlobUnknown
+		return false, err
 	}
 	return verifier.Verified(), nil
 }

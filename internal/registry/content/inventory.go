@@ -96,6 +96,9 @@ func KeyOf(d digest.Digest) (key Key, ok bool) {
 // Digest returns the digest.
 func (k Key) Digest() digest.Digest { return digest.NewDigestFromBytes(digest.SHA256, k[:]) }
 
+// Compare orders keys like their digests.
+func (k Key) Compare(other Key) int { return bytes.Compare(k[:], other[:]) }
+
 // Blob is a stored blob.
 type Blob struct {
 	Key
@@ -130,9 +133,6 @@ type otherLink struct {
 
 // Read reads everything.
 func (i *Inventory) Read(ctx context.Context) error {
-	i.Tagged, i.History = map[RepositoryDigest][]string{}, map[RepositoryDigest][]string{}
-	i.BackLinks, i.Canonical = map[RepositoryDigest][]string{}, map[digest.Digest]digest.Digest{}
-	i.repositories = map[string]int{}
 	tags, err := i.readRepositories(ctx)
 	if err != nil {
 		return err
@@ -143,11 +143,11 @@ func (i *Inventory) Read(ctx context.Context) error {
 	if err := i.readBlobs(ctx); err != nil {
 		return err
 	}
-	byKey := func(a, b Key) int { return bytes.Compare(a[:], b[:]) }
-	if !slices.IsSortedFunc(i.Blobs, func(a, b Blob) int { return byKey(a.Key, b.Key) }) {
-		slices.SortFunc(i.Blobs, func(a, b Blob) int { return byKey(a.Key, b.Key) })
+	byKey := func(a, b Blob) int { return a.Compare(b.Key) }
+	if !slices.IsSortedFunc(i.Blobs, byKey) {
+		slices.SortFunc(i.Blobs, byKey)
 	}
-	slices.SortFunc(i.links, func(a, b blobLink) int { return byKey(a.Key, b.Key) })
+	slices.SortFunc(i.links, func(a, b blobLink) int { return a.Compare(b.Key) })
 	for _, l := range i.links {
 		if b := i.Find(l.Key); b != nil {
 			b.newest = max(b.newest, l.at)
@@ -175,7 +175,11 @@ func (i *Inventory) repository(name string) (string, uint32) {
 	return i.names[n], uint32(n)
 }
 
+// readRepositories reads everything but what tags refer to, and blobs.
 func (i *Inventory) readRepositories(ctx context.Context) (tags []RepositoryTag, err error) {
+	i.Tagged, i.History = map[RepositoryDigest][]string{}, map[RepositoryDigest][]string{}
+	i.BackLinks, i.Canonical = map[RepositoryDigest][]string{}, map[digest.Digest]digest.Digest{}
+	i.repositories = map[string]int{}
 	err = storage.WalkFiles(ctx, i.Driver, storage.RepositoriesPath, func(info storagedriver.FileInfo) error {
 		name := info.Path()
 		if m := storage.RevisionLink.FindStringSubmatch(name); m != nil {
@@ -284,7 +288,7 @@ func (i *Inventory) Blob(d digest.Digest) *Blob {
 
 // Find returns the blob with a key, or nil if it is missing.
 func (i *Inventory) Find(k Key) *Blob {
-	n, ok := slices.BinarySearchFunc(i.Blobs, k, func(b Blob, k Key) int { return bytes.Compare(b.Key[:], k[:]) })
+	n, ok := slices.BinarySearchFunc(i.Blobs, k, func(b Blob, k Key) int { return b.Compare(k) })
 	if !ok {
 		return nil
 	}
@@ -293,9 +297,7 @@ func (i *Inventory) Find(k Key) *Blob {
 
 // LinkDirs returns the directories of a blob's links: in repositories, and of its other digests.
 func (i *Inventory) LinkDirs(b *Blob) (dirs []string) {
-	first, _ := slices.BinarySearchFunc(i.links, b.Key, func(l blobLink, k Key) int {
-		return bytes.Compare(l.Key[:], k[:])
-	})
+	first, _ := slices.BinarySearchFunc(i.links, b.Key, func(l blobLink, k Key) int { return l.Compare(k) })
 	for _, l := range i.links[first:] {
 		if l.Key != b.Key {
 			break

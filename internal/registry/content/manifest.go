@@ -2,11 +2,13 @@ package content
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 
 	"github.com/opencontainers/go-digest"
 	v1 "github.com/opencontainers/image-spec/specs-go/v1"
@@ -50,33 +52,24 @@ func Describe(content []byte) (Described, error) {
 	}
 	d := Described{mediaType: m.MediaType, artifactType: m.ArtifactType, annotations: m.Annotations,
 		Needs: references.Needs}
-	if d.artifactType == "" && m.Config != nil {
-		d.artifactType = m.Config.MediaType
+	if m.Config != nil {
+		d.artifactType = cmp.Or(d.artifactType, m.Config.MediaType)
+		d.Blobs = append(d.Blobs, *m.Config)
 	}
 	if max(len(d.artifactType), len(d.mediaType)) > maxType {
 		return Described{}, fmt.Errorf("a media type or artifact type has more than %d characters", maxType)
 	}
+	d.Blobs, d.Children = append(d.Blobs, m.Layers...), m.Manifests
+	refers := slices.Concat(d.Blobs, d.Children)
 	if m.Subject != nil {
-		if err := m.Subject.Digest.Validate(); err != nil {
-			return Described{}, fmt.Errorf("subject %q: %w", m.Subject.Digest, err)
-		}
 		d.Subject = m.Subject.Digest
+		refers = append(refers, *m.Subject)
 	}
-	d.Children = m.Manifests
-	for _, child := range m.Manifests {
-		if err := child.Digest.Validate(); err != nil {
-			return Described{}, fmt.Errorf("manifest %q of the index: %w", child.Digest, err)
+	for _, to := range refers {
+		if err := to.Digest.Validate(); err != nil {
+			return Described{}, fmt.Errorf("it refers to %q: %w", to.Digest, err)
 		}
 	}
-	if m.Config != nil {
-		d.Blobs = append(d.Blobs, *m.Config)
-	}
-	for _, blob := range append(d.Blobs, m.Layers...) {
-		if err := blob.Digest.Validate(); err != nil {
-			return Described{}, fmt.Errorf("blob %q: %w", blob.Digest, err)
-		}
-	}
-	d.Blobs = append(d.Blobs, m.Layers...)
 	return d, nil
 }
 

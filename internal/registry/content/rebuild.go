@@ -2,13 +2,9 @@ package content
 
 import (
 	"context"
-	"encoding/json"
-	"errors"
-	"fmt"
+	"slices"
 	"time"
 
-	"github.com/distribution/distribution/v3"
-	storagedriver "github.com/distribution/distribution/v3/registry/storage/driver"
 	"github.com/opencontainers/go-digest"
 
 	"github.com/zarf-dev/zarf-registry/internal/registry/poll"
@@ -44,43 +40,23 @@ type rebuildRecord struct {
 
 // Rebuild adds the links that distribution does not write: back links, and those from other digests to SHA-256.
 func (s *Store) Rebuild(ctx context.Context) error {
-	var last rebuildRecord
-	content, err := s.Driver.GetContent(ctx, rebuiltPath)
-	if err == nil {
-		err = json.Unmarshal(content, &last)
-	}
-	if err != nil && !storage.IsNotFound(err) {
-		return fmt.Errorf("reading %s: %w", rebuiltPath, err)
+	last, err := storage.ReadJSON[rebuildRecord](ctx, s.Driver, rebuiltPath)
+	if err != nil {
+		return err
 	}
 	began, err := storage.Now(ctx, s.Driver, "")
 	if err != nil {
 		return err
 	}
 
-	var links []string
-	err = storage.WalkFiles(ctx, s.Driver, storage.RepositoriesPath, func(info storagedriver.FileInfo) error {
-		if !info.ModTime().Before(last.Since.Add(-time.Minute)) { // a pushed file may get its time before it appears
-			links = append(links, info.Path())
-		}
-		return nil
-	})
-	if err != nil {
+	stored := &Inventory{Driver: s.Driver}
+	if _, err := stored.readRepositories(ctx); err != nil {
 		return err
 	}
-	err = storage.InParallel(ctx, links, storage.ManifestConcurrency, s.rebuildLink)
-	if err != nil {
-		return err
-	}
-	if content, err = json.Marshal(rebuildRecord{Since: began}); err != nil {
-		return err
-	}
-	return s.Driver.PutContent(ctx, rebuiltPath, content)
-}
-
-// rebuildLink adds what the link of a manifest or of a blob needs.
-func (s *Store) rebuildLink(ctx context.Context, name string) error {
-	if m := storage.RevisionLink.FindStringSubmatch(name); m != nil {
-		links, err := s.backLinksOf(ctx, m[1], storage.PathDigest(m[2], m[3]))
+	since := last.Since.Add(-time.Minute) // a file may get its time before it appears
+	manifests := slices.DeleteFunc(stored.Manifests, func(m StoredManifest) bool { return m.Pushed.Before(since) })
+	addLinks := func(ctx context.Context, m StoredManifest) error {
+		links, err := s.backLinksOf(ctx, m.Repository, m.Digest)
 		for _, link := range links {
 			if err == nil {
 				err = s.Driver.PutContent(ctx, link.path, link.content)
@@ -88,15 +64,15 @@ func (s *Store) rebuildLink(ctx context.Context, name string) error {
 		}
 		return err
 	}
-	if m := storage.LayerLink.FindStringSubmatch(name); m != nil && m[2] != digest.Canonical.String() {
-		stored, err := s.ReadLink(ctx, name)
-		if errors.Is(err, distribution.ErrBlobUnknown) || IsDamaged(err) {
-			return nil // just deleted, or to be pushed again
-		}
-		if err != nil || stored.Algorithm() != digest.Canonical {
-			return err
-		}
-		return s.Link(ctx, storage.DigestLinkPath(storage.PathDigest(m[2], m[3])), stored)
+	if err := storage.InParallel(ctx, manifests, storage.ManifestConcurrency, addLinks); err != nil {
+		return err
 	}
-	return nil
+	for _, blob := range stored.others {
+		if d, ok := stored.Canonical[blob.digest]; ok && d.Algorithm() == digest.Canonical && !blob.at.Before(since) {
+			if err := s.Link(ctx, storage.DigestLinkPath(blob.digest), d); err != nil {
+				return err
+			}
+		}
+	}
+	return storage.WriteJSON(ctx, s.Driver, rebuiltPath, rebuildRecord{Since: began})
 }

@@ -17,7 +17,6 @@ import (
 	"time"
 
 	"github.com/containerd/platforms"
-	"github.com/distribution/distribution/v3/registry/api/errcode"
 	"github.com/opencontainers/go-digest"
 	v1 "github.com/opencontainers/image-spec/specs-go/v1"
 
@@ -36,19 +35,14 @@ const batchBytes = 4 << 10
 // filesystem, or "".
 func Catalog(store *content.Store, root string, draining *atomic.Bool) http.Handler {
 	reading := make(chan struct{}, 1)
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		caller := request.CallerOf(r.Context())
-		switch {
-		case r.Method != http.MethodGet:
-			w.Header().Set("Allow", http.MethodGet)
-			request.WriteError(w, errcode.ErrorCodeUnsupported.WithMessage("the catalog requires GET"))
-		case caller == nil || !slices.Contains(caller.Roles, pki.OrganizationPush):
+	return request.Methods("requests for the catalog", func(w http.ResponseWriter, r *http.Request) {
+		if caller := request.CallerOf(r.Context()); caller == nil || !slices.Contains(caller.Roles, pki.OrganizationPush) {
 			request.WriteError(w,
 				request.Denied("the catalog needs a client certificate with the role %q", pki.OrganizationPush))
-		default:
-			serveCatalog(w, r, store, root, draining, reading)
+			return
 		}
-	})
+		serveCatalog(w, r, store, root, draining, reading)
+	}, http.MethodGet)
 }
 
 // serveCatalog waits until reading is free, which has one place.
@@ -130,25 +124,20 @@ func readCatalog(ctx context.Context, stored *content.Inventory, report func(cat
 	unclear := stored.Unclear()
 	// What manifests say is in memory for a few of them.
 	for batch := range slices.Chunk(list, 16*storage.Concurrency) {
-		contents, err := storage.InOrder(ctx, batch, storage.Concurrency,
-			func(ctx context.Context, m *catalog.Manifest) (*catalog.Manifest, error) {
-				data, err := describeManifest(ctx, stored, m.Digest)
-				if ctx.Err() != nil {
-					return nil, context.Cause(ctx)
-				}
-				if err != nil {
-					data = &catalog.Manifest{Problem: err.Error()}
-				}
-				return data, nil
-			})
+		err := storage.InParallel(ctx, batch, storage.Concurrency, func(ctx context.Context, m *catalog.Manifest) error {
+			described := *m
+			if err := describeManifest(ctx, stored, &described); err != nil {
+				m.Problem = err.Error()
+			} else {
+				*m = described
+			}
+			return context.Cause(ctx)
+		})
 		if err != nil {
 			return err
 		}
-		for n, m := range batch {
+		for _, m := range batch {
 			slices.Sort(m.Tags)
-			data := contents[n]
-			m.MediaType, m.ArtifactType, m.Predicates = data.MediaType, data.ArtifactType, data.Predicates
-			m.Platforms, m.Subject, m.Needs, m.Problem = data.Platforms, data.Subject, data.Needs, data.Problem
 			if d, unknown := unclear[m.Repository]; unknown && len(m.Tags) == 0 {
 				m.Problem = cmp.Or(m.Problem, "it may have a tag: "+d.String())
 			}
@@ -166,8 +155,8 @@ func readCatalog(ctx context.Context, stored *content.Inventory, report func(cat
 // https://github.com/sigstore/cosign/blob/v2.4.3/specs/BUNDLE_SPEC.md
 var predicateAnnotations = []string{"in-toto.io/predicate-type", "predicateType", "dev.sigstore.bundle.predicateType"}
 
-// describeManifest returns what the content of a manifest says.
-func describeManifest(ctx context.Context, i *content.Inventory, d digest.Digest) (*catalog.Manifest, error) {
+// describeManifest adds what the content of a manifest says.
+func describeManifest(ctx context.Context, i *content.Inventory, m *catalog.Manifest) error {
 	var references content.References
 	var parts struct {
 		MediaType    string            `json:"mediaType"`
@@ -177,16 +166,16 @@ func describeManifest(ctx context.Context, i *content.Inventory, d digest.Digest
 		Manifests    []v1.Descriptor   `json:"manifests"`
 		Annotations  map[string]string `json:"annotations"`
 	}
-	err := i.Decode(ctx, d, func(data []byte) (err error) {
+	err := i.Decode(ctx, m.Digest, func(data []byte) (err error) {
 		if references, err = content.ParseLimited(data); err == nil {
 			err = json.Unmarshal(data, &parts)
 		}
 		return err
 	})
 	if err != nil {
-		return nil, err
+		return err
 	}
-	m := &catalog.Manifest{MediaType: parts.MediaType, ArtifactType: parts.ArtifactType}
+	m.MediaType, m.ArtifactType = parts.MediaType, parts.ArtifactType
 	if references.Subject != "" {
 		m.Subject = i.Stored(references.Subject)
 	}
@@ -214,12 +203,12 @@ func describeManifest(ctx context.Context, i *content.Inventory, d digest.Digest
 		if oci.IsConfig(parts.Config.MediaType) {
 			platform, err := readPlatform(ctx, i, i.Stored(parts.Config.Digest))
 			if err != nil {
-				return nil, fmt.Errorf("its configuration: %w", err)
+				return fmt.Errorf("its configuration: %w", err)
 			}
 			addPlatform(m, platform)
 		}
 	}
-	return m, nil
+	return nil
 }
 
 // readPlatform returns that of an image's configuration.

@@ -2,7 +2,6 @@ package inspect
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"net/http"
@@ -61,12 +60,7 @@ func NewScrubber(source *content.Store) *Scrubber { return &Scrubber{source: sou
 
 // Handler serves requests to read all content, one at a time.
 func (s *Scrubber) Handler(draining *atomic.Bool) http.Handler {
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if r.Method != http.MethodPost {
-			w.Header().Set("Allow", http.MethodPost)
-			request.WriteError(w, errcode.ErrorCodeUnsupported.WithMessage("reading all content requires POST"))
-			return
-		}
+	return request.Methods("requests to read all content", func(w http.ResponseWriter, r *http.Request) {
 		query, err := scrub.ParseQuery(r.URL.Query())
 		if err != nil {
 			http.Error(w, err.Error(), http.StatusBadRequest)
@@ -94,7 +88,7 @@ func (s *Scrubber) Handler(draining *atomic.Bool) http.Handler {
 				}
 				send(last)
 			})
-	})
+	}, http.MethodPost)
 }
 
 // Run reads everything and reports problems.
@@ -119,16 +113,8 @@ func (s *Scrubber) Run(
 	return r.result, nil
 }
 
-// read returns the zero value if nothing was ever scrubbed, or if the record is damaged.
-func (s *Scrubber) read(ctx context.Context) (record scrubRecord, err error) {
-	data, err := s.source.Driver.GetContent(ctx, scrubPath)
-	if storage.IsNotFound(err) {
-		return scrubRecord{}, nil
-	}
-	if err == nil && json.Unmarshal(data, &record) != nil {
-		record = scrubRecord{}
-	}
-	return record, err
+func (s *Scrubber) read(ctx context.Context) (scrubRecord, error) {
+	return storage.ReadJSON[scrubRecord](ctx, s.source.Driver, scrubPath)
 }
 
 // remains reports whether a problem was neither repaired by a push nor removed with its images. It reads no blobs.
@@ -177,12 +163,7 @@ func (s *Scrubber) remains(ctx context.Context, p scrub.Problem) (bool, error) {
 
 // Poll reads the record at intervals until ctx ends, and checks its problems again.
 func (s *Scrubber) Poll(ctx context.Context) {
-	for {
-		s.Refresh(ctx)
-		if poll.Sleep(ctx, scrubFollowPeriod) != nil {
-			return
-		}
-	}
+	poll.Every(ctx, scrubFollowPeriod, func() { s.Refresh(ctx) })
 }
 
 // Refresh does that once.

@@ -1,10 +1,8 @@
 package inspect
 
 import (
-	"bytes"
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -18,6 +16,7 @@ import (
 	"github.com/distribution/distribution/v3"
 	"github.com/opencontainers/go-digest"
 	v1 "github.com/opencontainers/image-spec/specs-go/v1"
+	"golang.org/x/time/rate"
 
 	"github.com/zarf-dev/zarf-registry/internal/api/scrub"
 	"github.com/zarf-dev/zarf-registry/internal/oci"
@@ -30,7 +29,7 @@ import (
 type scrubRun struct {
 	*Scrubber
 	content.Inventory
-	pace     *pace
+	pace     *rate.Limiter // of bytes
 	progress func(*scrub.Progress)
 	report   func(scrub.Problem)
 
@@ -47,6 +46,27 @@ type scrubRun struct {
 	missing   map[content.RepositoryDigest]bool
 	// checked are the manifests that were compared with their digest, and whether they have it.
 	checked map[content.Key]bool
+}
+
+// newPace limits how many bytes are read in a second.
+func newPace(bytes int64) *rate.Limiter {
+	pace := rate.NewLimiter(rate.Limit(bytes), oci.MaxManifestSize) // the most that is read at once
+	pace.AllowN(time.Now(), pace.Burst())
+	return pace
+}
+
+// pacedReader reads at a pace.
+type pacedReader struct {
+	io.Reader
+	ctx  context.Context
+	pace *rate.Limiter
+	read func(n int)
+}
+
+func (r pacedReader) Read(p []byte) (int, error) {
+	n, err := r.Reader.Read(p)
+	r.read(n)
+	return n, cmp.Or(r.pace.WaitN(r.ctx, n), err)
 }
 
 // parent is a manifest that needs content.
@@ -93,7 +113,7 @@ func (r *scrubRun) readManifests(ctx context.Context) error {
 	}
 	err := storage.InParallel(ctx, numbers, storage.ManifestConcurrency, r.readManifest)
 	slices.SortFunc(r.parents, func(a, b parent) int {
-		return cmp.Or(bytes.Compare(a.child[:], b.child[:]), cmp.Compare(a.manifest, b.manifest))
+		return cmp.Or(a.child.Compare(b.child), cmp.Compare(a.manifest, b.manifest))
 	})
 	return err
 }
@@ -117,7 +137,7 @@ func (r *scrubRun) readManifest(ctx context.Context, number int32) error {
 	if err != nil {
 		return err
 	}
-	if err := r.pace.wait(ctx, int64(len(data))); err != nil {
+	if err := r.pace.WaitN(ctx, len(data)); err != nil {
 		return err
 	}
 	intact := stored.Algorithm().FromBytes(data) == stored
@@ -188,7 +208,7 @@ func (r *scrubRun) needing(d digest.Digest) iter.Seq[content.RepositoryDigest] {
 			return
 		}
 		first, _ := slices.BinarySearchFunc(r.parents, b.Key, func(p parent, k content.Key) int {
-			return bytes.Compare(p.child[:], k[:])
+			return p.child.Compare(k)
 		})
 		for _, p := range r.parents[first:] {
 			if p.child != b.Key || !yield(r.Manifests[p.manifest].RepositoryDigest) {
@@ -216,7 +236,7 @@ func (r *scrubRun) readBlobs(ctx context.Context) error {
 			intact = err == nil
 		default:
 			intact, err = content.Examine(ctx, r.Driver, d, func(data io.Reader) io.Reader {
-				return pacedReader{ctx, data, r.pace, func(n int) {
+				return pacedReader{data, ctx, r.pace, func(n int) {
 					progress.Bytes += int64(n)
 					r.progress(new(progress))
 				}}
@@ -338,9 +358,5 @@ func (r *scrubRun) found(p scrub.Problem) {
 
 // save writes the record, also if the client has just disconnected.
 func (r *scrubRun) save(ctx context.Context) error {
-	data, err := json.Marshal(r.record)
-	if err != nil {
-		return err
-	}
-	return r.source.Driver.PutContent(context.WithoutCancel(ctx), scrubPath, data)
+	return storage.WriteJSON(context.WithoutCancel(ctx), r.source.Driver, scrubPath, r.record)
 }

@@ -22,12 +22,9 @@ type blobFinder func(ctx context.Context, d digest.Digest) (stored digest.Digest
 // Space serves how full the storage is, and which blobs it lacks. Everyone with a client certificate may read
 // how full it is; asking for blobs requires the push credential.
 func Space(usage func() space.Usage, find blobFinder) http.Handler {
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		var response any
-		switch r.Method {
-		case http.MethodGet, http.MethodHead:
-			response = usage()
-		case http.MethodPost:
+	return request.Methods("requests for the storage's space", func(w http.ResponseWriter, r *http.Request) {
+		var response any = usage()
+		if r.Method == http.MethodPost {
 			var query space.Query
 			err := json.NewDecoder(http.MaxBytesReader(w, r.Body, maxSpaceQuery)).Decode(&query)
 			if err != nil || len(query.Digests) > space.MaxDigests {
@@ -40,15 +37,11 @@ func Space(usage func() space.Usage, find blobFinder) http.Handler {
 				return
 			}
 			response = answer
-		default:
-			w.Header().Set("Allow", "GET, HEAD, POST")
-			request.WriteError(w, errcode.ErrorCodeUnsupported.WithMessage("the storage's space is read with GET or POST"))
-			return
 		}
 		w.Header().Set("Content-Type", "application/json")
 		w.Header().Set("Cache-Control", "no-store")
 		_ = json.NewEncoder(w).Encode(response) // the client may have disconnected
-	})
+	}, http.MethodGet, http.MethodHead, http.MethodPost)
 }
 
 // missing returns the blobs that are not stored.

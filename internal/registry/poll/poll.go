@@ -20,6 +20,16 @@ func Sleep(ctx context.Context, d time.Duration) error {
 	}
 }
 
+// Every calls do at once, and again after each interval until ctx ends.
+func Every(ctx context.Context, interval time.Duration, do func()) {
+	for {
+		do()
+		if Sleep(ctx, interval) != nil {
+			return
+		}
+	}
+}
+
 // Cause returns the cause of ctx's end, if it has ended, since err only follows from it; otherwise err.
 func Cause(ctx context.Context, err error) error {
 	if ctx.Err() != nil {

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"slices"
+	"strings"
 
 	"github.com/distribution/distribution/v3/registry/api/errcode"
 )
@@ -21,6 +23,18 @@ func Unavailable(format string, args ...any) error {
 
 // ErrCanceled is the response to a client that has disconnected.
 var ErrCanceled = errcode.ErrorCodeUnavailable.WithMessage("the request was canceled")
+
+// Methods passes requests with these methods on to next, and refuses others. What names what is served, in the plural.
+func Methods(what string, next http.HandlerFunc, methods ...string) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if !slices.Contains(methods, r.Method) {
+			w.Header().Set("Allow", strings.Join(methods, ", "))
+			WriteError(w, errcode.ErrorCodeUnsupported.WithMessage(what+" require "+strings.Join(methods, " or ")))
+			return
+		}
+		next(w, r)
+	})
+}
 
 // WriteError responds with err as an OCI error.
 func WriteError(w http.ResponseWriter, err error) {

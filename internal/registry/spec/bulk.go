@@ -19,12 +19,7 @@ import (
 
 // Deletions serves deletions of many manifests.
 func (s *Registry) Deletions(draining *atomic.Bool) http.Handler {
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if r.Method != http.MethodPost {
-			w.Header().Set("Allow", http.MethodPost)
-			request.WriteError(w, errcode.ErrorCodeUnsupported.WithMessage("deletions require POST"))
-			return
-		}
+	return request.Methods("deletions", func(w http.ResponseWriter, r *http.Request) {
 		if s.readOnly {
 			request.WriteErrorAs(w, http.StatusMethodNotAllowed, errcode.ErrorCodeUnsupported.WithMessage(
 				"the registry is read-only"))
@@ -60,7 +55,7 @@ func (s *Registry) Deletions(draining *atomic.Bool) http.Handler {
 				}
 				send(last)
 			})
-	})
+	}, http.MethodPost)
 }
 
 func validate(query deletion.Request) error {

@@ -63,7 +63,9 @@ func (t *currentTags) Tag(ctx context.Context, tag string, manifest v1.Descripto
 }
 
 // write returns the manifest that the tag referred to, or "".
-func (t *currentTags) write(ctx context.Context, tag string, manifest v1.Descriptor) (previous digest.Digest, err error) {
+func (t *currentTags) write(ctx context.Context, tag string, manifest v1.Descriptor) (
+	previous digest.Digest, err error,
+) {
 	defer t.source.tags.lock(t.repository, tag)()
 	previous = t.source.Tagged(ctx, t.repository, tag)
 	err = t.TagService.Tag(ctx, tag, manifest)

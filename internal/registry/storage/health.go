@@ -10,6 +10,8 @@ import (
 
 	"github.com/distribution/distribution/v3/configuration"
 	storagedriver "github.com/distribution/distribution/v3/registry/storage/driver"
+
+	"github.com/zarf-dev/zarf-registry/internal/registry/poll"
 )
 
 const (
@@ -59,16 +61,7 @@ func NewHealth(
 
 // Run checks at once and then at each interval until ctx ends.
 func (h *Health) Run(ctx context.Context) {
-	ticker := time.NewTicker(h.Interval)
-	defer ticker.Stop()
-	for {
-		h.check(ctx)
-		select {
-		case <-ctx.Done():
-			return
-		case <-ticker.C:
-		}
-	}
+	poll.Every(ctx, h.Interval, func() { h.check(ctx) })
 }
 
 func (h *Health) check(ctx context.Context) {

@@ -2,6 +2,7 @@ package storage
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"regexp"
 	"strings"
@@ -99,6 +100,27 @@ func Now(ctx context.Context, driver storagedriver.StorageDriver, root string) (
 		return time.Time{}, err
 	}
 	return info.ModTime(), nil
+}
+
+// ReadJSON returns the record at a path, or the zero value if it is missing or damaged.
+func ReadJSON[T any](ctx context.Context, driver storagedriver.StorageDriver, path string) (record T, err error) {
+	content, err := driver.GetContent(ctx, path)
+	if IsNotFound(err) {
+		return record, nil
+	}
+	if err == nil && json.Unmarshal(content, &record) != nil {
+		record = *new(T)
+	}
+	return record, err
+}
+
+// WriteJSON replaces the record at a path.
+func WriteJSON(ctx context.Context, driver storagedriver.StorageDriver, path string, record any) error {
+	content, err := json.Marshal(record)
+	if err != nil {
+		return err
+	}
+	return driver.PutContent(ctx, path, content)
 }
 
 func ReadLink(ctx context.Context, driver storagedriver.StorageDriver, path string) (digest.Digest, error) {

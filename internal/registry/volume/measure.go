@@ -38,14 +38,11 @@ func measure(root string) space.Usage {
 
 // Poll measures the volume at intervals until ctx ends, keeps ballast for garbage collection, and warns.
 func (s *Space) Poll(ctx context.Context, writable bool) {
-	for {
+	poll.Every(ctx, period, func() {
 		s.Update()
 		if s.root != "" && writable {
 			storage.KeepBallast(s.root)
 		}
 		s.warn()
-		if poll.Sleep(ctx, period) != nil {
-			return
-		}
-	}
+	})
 }
