@@ -1,21 +1,19 @@
 package registry
 
 import (
-	"bytes"
-	"context"
-	"io"
 	"net/http"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
-	storagedriver "github.com/distribution/distribution/v3/registry/storage/driver"
 	"github.com/opencontainers/go-digest"
 	v1 "github.com/opencontainers/image-spec/specs-go/v1"
 
 	"github.com/zarf-dev/zarf-registry/internal/api/catalog"
+	"github.com/zarf-dev/zarf-registry/internal/api/deletion"
 	"github.com/zarf-dev/zarf-registry/internal/api/gc"
+	"github.com/zarf-dev/zarf-registry/internal/api/scrub"
 )
 
 // contents reads the registry's catalog.
@@ -100,12 +98,22 @@ func TestCatalogListsEverything(t *testing.T) {
 	}
 }
 
-func TestCatalogIsForPushersOnly(t *testing.T) {
+// Each of zarf-registry's own paths is for pushers with the push credential, at the listener with mutual TLS.
+func TestOwnPathsNeedThePushCredential(t *testing.T) {
 	t.Parallel()
 	i := startQuick(t, newTestCA(t), t.TempDir())
-	i.node().must(http.StatusForbidden, "GET", catalog.Path, nil)
-	i.plain().as(pushUser, pushPassword).must(http.StatusNotFound, "GET", catalog.Path, nil)
-	i.pusher().must(http.StatusMethodNotAllowed, "POST", catalog.Path, nil)
+	c := i.pusher()
+	for path, method := range map[string]string{
+		catalog.Path: "GET", gc.Path + "?dry-run=true": "POST", scrub.Path: "POST", deletion.Path: "POST",
+	} {
+		i.node().must(http.StatusForbidden, method, path, nil)
+		i.plain().as(pushUser, pushPassword).must(http.StatusNotFound, method, path, nil)
+		c.must(http.StatusMethodNotAllowed, "PUT", path, nil)
+		if method == "POST" { // the catalog needs a certificate only
+			c.as("", "").must(http.StatusUnauthorized, method, path, nil)
+			i.plain().as(pullUser, pullPassword).must(http.StatusForbidden, method, path, nil)
+		}
+	}
 }
 
 // What the preview of a deletion says is what the collection after it frees.
@@ -170,55 +178,4 @@ func TestConditionalDeletion(t *testing.T) {
 	c.must(http.StatusAccepted, "DELETE", path+child.String(), nil, since(time.Now().Add(time.Minute))...)
 	c.must(http.StatusNotFound, "GET", path+child.String(), nil)
 	c.must(http.StatusCreated, "PUT", path+"1", strings.NewReader(text), "Content-Type", ociManifest)
-}
-
-// blockingDriver lists nothing until it is released.
-type blockingDriver struct {
-	storagedriver.StorageDriver
-	release chan struct{}
-}
-
-func (d blockingDriver) List(ctx context.Context, path string) ([]string, error) {
-	<-d.release
-	return d.StorageDriver.List(ctx, path)
-}
-
-func (d blockingDriver) Walk(ctx context.Context, path string, f storagedriver.WalkFn,
-	options ...func(*storagedriver.WalkOptions)) error {
-	<-d.release
-	return d.StorageDriver.Walk(ctx, path, f, options...)
-}
-
-// While the storage is read, the connection is not silent, and clients that wait for their turn may leave.
-func TestCatalogOfASlowStorage(t *testing.T) {
-	t.Parallel()
-	i := open(t, newTestCA(t), t.TempDir())
-	driver := blockingDriver{i.server.source.Driver, make(chan struct{})}
-	i.server.source.Rebuilt.Store(true)
-	i.server.source.Driver = driver
-	i.run()
-	c := i.pusher()
-	first, err := c.stream(t.Context(), "GET", catalog.Path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer first.Body.Close()
-	byte := make([]byte, 1)
-	if _, err := io.ReadFull(first.Body, byte); err != nil || byte[0] != '\n' {
-		t.Fatalf("%q, %v", byte, err)
-	}
-	ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
-	defer cancel()
-	if second, err := c.stream(ctx, "GET", catalog.Path); err == nil { // after 5 s it gets an empty line
-		got, _ := io.ReadAll(second.Body)
-		second.Body.Close()
-		if len(bytes.Trim(got, "\n")) > 0 {
-			t.Error("a second client was served")
-		}
-	}
-	eventually(t, "the second client has left", func() bool { return i.inFlight("tls") == 1 })
-	close(driver.release)
-	if content, err := catalog.Read(first.Body); err != nil || len(content.Manifests) != 0 {
-		t.Errorf("%+v, %v", content, err)
-	}
 }

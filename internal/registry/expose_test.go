@@ -147,34 +147,6 @@ func TestExposedAnonymousPullAffectsOnlyItsListener(t *testing.T) {
 	e.plain().must(http.StatusUnauthorized, "GET", "/v2/a/blobs/"+d, nil)
 }
 
-func TestProbesAreRefusedAtTheExposedListener(t *testing.T) {
-	t.Parallel()
-	e := startExposed(t, func(o *Options) { o.ExposeAnonymousPull = true })
-	for _, repository := range []string{probesOfProxies, probesOfNodePort} {
-		a := e.outsider().as(pushUser, pushPassword).must(http.StatusForbidden, "GET", "/v2/"+repository+"/tags/list", nil)
-		if !strings.Contains(a.body, "came from outside") {
-			t.Error(a.body)
-		}
-	}
-}
-
-func TestPushAndPullAtTheExposedListener(t *testing.T) {
-	t.Parallel()
-	e := startExposed(t)
-	const mediaType = "application/vnd.oci.image.manifest.v1+json"
-	layer := random(1 << 20)
-	d, manifest := e.outsider().as(pushUser, pushPassword).pushImage("team/app", "1", layer)
-	a := e.outsider().as(outsideUser, outsidePassword).must(http.StatusOK, "GET", "/v2/team/app/manifests/1", nil,
-		"Accept", mediaType)
-	if a.body != manifest || a.Header.Get("Docker-Content-Digest") != d.String() {
-		t.Errorf("%s: %s", a.Header.Get("Docker-Content-Digest"), a.body)
-	}
-	if got := e.node().must(http.StatusOK, "GET", "/v2/team/app/manifests/1", nil, "Accept",
-		mediaType); got.body != manifest {
-		t.Errorf("a node gets %s", got.body)
-	}
-}
-
 func TestExposedListenerServesItsOwnCertificate(t *testing.T) {
 	t.Parallel()
 	e := startExposed(t)
@@ -249,27 +221,5 @@ func TestExposedUserMustNotCollideWithOtherUsers(t *testing.T) {
 		eventually(t, "the file is refused", func() bool { return strings.Contains(e.logs.String(), `user \"`+name+`\"`) })
 		e.outsider().as(name, "mine now").must(http.StatusUnauthorized, "GET", "/v2/", nil)
 		e.outsider().as(outsideUser, outsidePassword).must(http.StatusOK, "GET", "/v2/", nil)
-	}
-}
-
-func TestExposeOptionsAreValidated(t *testing.T) {
-	t.Parallel()
-	for name, tt := range map[string]struct {
-		options Options
-		want    string
-	}{
-		"no certificate": {Options{PlainListen: ":0", ExposeListen: ":0", Htpasswd: "x"},
-			"--expose-listen needs --expose-tls-dir"},
-		"a directory alone": {Options{PlainListen: ":0", ExposeTLSDir: "x", Htpasswd: "x"}, "need --expose-listen"},
-		"users alone":       {Options{PlainListen: ":0", ExposeHtpasswd: "x", Htpasswd: "x"}, "need --expose-listen"},
-		"anonymous pull alone": {Options{PlainListen: ":0", ExposeAnonymousPull: true, Htpasswd: "x"},
-			"need --expose-listen"},
-	} {
-		if err := tt.options.validate(); err == nil || !strings.Contains(err.Error(), tt.want) {
-			t.Errorf("%s: %v", name, err)
-		}
-	}
-	if err := (&Options{ExposeListen: ":0", ExposeTLSDir: "x", Htpasswd: "x"}).validate(); err != nil {
-		t.Errorf("an exposed listener alone: %v", err)
 	}
 }

@@ -119,18 +119,6 @@ func TestDamagedManifests(t *testing.T) {
 	}
 }
 
-// OCI 1.1 allows only the subject of a manifest to be missing: see TestReferrers.
-func TestIndexesNeedTheirManifests(t *testing.T) {
-	t.Parallel()
-	c := start(t, newTestCA(t), t.TempDir()).pusher()
-	present, _ := c.pushImage("a", "image", "layer")
-	index := encode(t, ociIndex, indexOf(present, digest.FromString("missing")))
-	a := c.must(http.StatusBadRequest, "PUT", "/v2/a/manifests/v1", strings.NewReader(index), "Content-Type", ociIndex)
-	if a.code() != "MANIFEST_BLOB_UNKNOWN" {
-		t.Errorf("%s", a.body)
-	}
-}
-
 // A manifest with a wrong size is refused: nodes could not pull the image.
 func TestWrongSizesAreRefused(t *testing.T) {
 	t.Parallel()

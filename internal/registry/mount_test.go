@@ -109,31 +109,6 @@ func TestMount(t *testing.T) {
 				c.put("whole", "v1", ociManifest, map[string]any{"config": describe(v1.MediaTypeImageConfig, empty, 0),
 					"layers": []any{describe(v1.MediaTypeImageLayer, d, 6)}})
 			})
-			t.Run("mounting requires push access", func(t *testing.T) {
-				missing := "?mount=" + absent.String()
-				mount := "?mount=" + d.String()
-				for who, tt := range map[string]struct {
-					client client
-					query  string
-					status int
-				}{
-					"a node":                          {node, mount, http.StatusForbidden},
-					"a node with the push credential": {node.as(pushUser, pushPassword), mount, http.StatusForbidden},
-					"a pusher without a credential":   {i.pusher().as("", ""), mount, http.StatusUnauthorized},
-					"a pusher with a wrong password":  {i.pusher().as(pushUser, "wrong"), mount, http.StatusUnauthorized},
-					"no credential, without TLS":      {i.plain(), mount, http.StatusUnauthorized},
-					"a pull user, without TLS":        {i.plain().as(pullUser, pullPassword), mount, http.StatusForbidden},
-					"a node, a missing blob":          {node, missing, http.StatusForbidden},
-					"a pull user, with from": {i.plain().as(pullUser, pullPassword), mount + "&from=first",
-						http.StatusForbidden},
-				} {
-					if got := tt.client.must(tt.status, "POST", "/v2/refused"+uploads+tt.query,
-						nil); got.Header.Get("Docker-Content-Digest") != "" {
-						t.Errorf("%s can find out which blobs are stored: %v", who, got.Header)
-					}
-				}
-				node.must(http.StatusNotFound, "HEAD", "/v2/refused/blobs/"+d.String(), nil)
-			})
 		})
 	}
 }

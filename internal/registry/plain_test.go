@@ -407,23 +407,6 @@ func TestPlainListenerWithoutAFileIsAlwaysOpen(t *testing.T) {
 	}
 }
 
-// An upload is signed with a secret that must not change with the users who pull.
-func TestUploadSurvivesChangesOfPullUsers(t *testing.T) {
-	t.Parallel()
-	ca, root := newTestCA(t), t.TempDir()
-	first := start(t, ca, root)
-	location := first.pusher().begin("a")
-	if err := first.stop(); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Remove(first.pull); err != nil {
-		t.Fatal(err)
-	}
-	second := start(t, ca, root, func(o *Options) { o.Htpasswd, o.PullHtpasswd = first.htpasswd, first.pull })
-	second.pusher().must(http.StatusCreated, "PUT", location+"&digest="+digest.FromString("x").String(),
-		strings.NewReader("x"))
-}
-
 // While the listener opens and closes, pulls are either served completely or refused.
 func TestOpeningAndClosingUnderLoad(t *testing.T) {
 	t.Parallel()

@@ -5,7 +5,6 @@ import (
 	"io"
 	"net/http"
 	"net/http/httptrace"
-	"os"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -220,46 +219,4 @@ func TestOpenConnectionsFollowTheCertificates(t *testing.T) {
 			t.Errorf("%d, %v, on an open connection %t: %s", a.StatusCode, err, wasOpen, a.body)
 		}
 	})
-}
-
-func TestUsersAreReloaded(t *testing.T) {
-	t.Parallel()
-	i := open(t, newTestCA(t), t.TempDir())
-	i.server.credentials.Interval = time.Millisecond
-	i.run()
-	c := i.client(i.ca.client(t, pki.OrganizationPush))
-	try := func(user, password string) int {
-		t.Helper()
-		a, err := c.as(user, password).send("POST", "/v2/a/blobs/uploads/", nil)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return a.StatusCode
-	}
-	if got := try(pushUser, pushPassword); got != http.StatusAccepted {
-		t.Fatalf("status %d at first", got)
-	}
-
-	// Like the kubelet, with a single rename.
-	replace := func(data []byte) {
-		t.Helper()
-		writeFile(t, i.htpasswd+".new", data)
-		if err := os.Rename(i.htpasswd+".new", i.htpasswd); err != nil {
-			t.Fatal(err)
-		}
-	}
-	replace([]byte("rubbish"))
-	eventually(t, "the failure is counted", func() bool { return i.server.credentials.ReloadErrors.Load() > 2 })
-	if got := try(pushUser, pushPassword); got != http.StatusAccepted {
-		t.Errorf("status %d while the file is broken", got)
-	}
-	if got := strings.Count(i.logs.String(), "loading credentials failed"); got != 1 {
-		t.Errorf("the failure was logged %d times", got)
-	}
-	replace(htpasswd(t, pushUser, "new password"))
-	eventually(t, "the new password works", func() bool { return try(pushUser, "new password") == http.StatusAccepted })
-	if got := try(pushUser, pushPassword); got != http.StatusUnauthorized {
-		t.Errorf("status %d with the previous, cached password", got)
-	}
-	eventually(t, "the reload is logged", func() bool { return strings.Contains(i.logs.String(), "credentials reloaded") })
 }

@@ -102,8 +102,11 @@ func TestAuthorize(t *testing.T) {
 		"without TLS the probe of the proxies is not written":   {plain, "PUT", probeProxy, nil, unasked, errcode.ErrorCodeDenied},
 		"anonymous pull opens the probe of the node port":       {open, "HEAD", probeNodePort, nil, unasked, nil},
 		"anonymous pull does not open the probe of the proxies": {open, "HEAD", probeProxy, nil, unasked, errcode.ErrorCodeDenied},
-		"a node sends requests outside repositories":            {mutual, "GET", "", node, unasked, nil},
-		"an anonymous write needs a credential":                 {open, "PUT", "a", nil, users.RoleNone, errcode.ErrorCodeUnauthorized},
+		"outside the cluster, no probe is served": {Policy{Exposed: true, AnonymousPull: true}, "GET", probeProxy, nil, unasked,
+			errcode.ErrorCodeDenied},
+		"a port-forward serves no probe":             {Policy{Loopback: true}, "GET", probeNodePort, nil, unasked, errcode.ErrorCodeDenied},
+		"a node sends requests outside repositories": {mutual, "GET", "", node, unasked, nil},
+		"an anonymous write needs a credential":      {open, "PUT", "a", nil, users.RoleNone, errcode.ErrorCodeUnauthorized},
 
 		"a node is not challenged":                            {mutual, "GET", base, node, absent, nil},
 		"a node's credential is not checked":                  {mutual, "GET", base, node, unasked, nil},

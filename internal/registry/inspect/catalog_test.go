@@ -28,7 +28,7 @@ func (d slowDriver) GetContent(ctx context.Context, name string) ([]byte, error)
 	return d.StorageDriver.GetContent(ctx, name)
 }
 
-// While manifests are read, empty lines keep the connection alive.
+// While manifests are read, empty lines keep the connection alive, and clients that wait for their turn may leave.
 func TestCatalogOfASlowStorage(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -47,9 +47,22 @@ func TestCatalogOfASlowStorage(t *testing.T) {
 				put(storage.RevisionPath("a", d), d.String())
 			}
 		}
-		w := httptest.NewRecorder()
-		serveCatalog(w, httptest.NewRequestWithContext(t.Context(), "GET", catalog.Path, nil),
-			&content.Store{Driver: driver}, "", new(atomic.Bool), make(chan struct{}, 1))
+		reading := make(chan struct{}, 1)
+		serve := func(ctx context.Context) *httptest.ResponseRecorder {
+			w := httptest.NewRecorder()
+			serveCatalog(w, httptest.NewRequestWithContext(ctx, "GET", catalog.Path, nil), &content.Store{Driver: driver}, "",
+				new(atomic.Bool), reading)
+			return w
+		}
+		go func() {
+			time.Sleep(time.Second)
+			ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+			defer cancel()
+			if body := serve(ctx).Body.String(); strings.Trim(body, "\n") != "" {
+				t.Errorf("a second client was served: %s", body)
+			}
+		}()
+		w := serve(t.Context())
 		events, empty := 0, 0
 		for line := range strings.Lines(w.Body.String()) {
 			if line == "\n" {

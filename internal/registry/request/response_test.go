@@ -29,12 +29,3 @@ func TestErrorsAreNamed(t *testing.T) {
 		}
 	}
 }
-
-func TestReplacedResponsesStillCloseTheConnection(t *testing.T) {
-	t.Parallel()
-	header := http.Header{"Connection": {"close"}, "Content-Type": {"text/plain"}, "Etag": {"x"}}
-	ClearHeader(header)
-	if len(header) != 1 || header.Get("Connection") != "close" {
-		t.Errorf("%v", header)
-	}
-}
