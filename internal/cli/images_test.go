@@ -445,34 +445,6 @@ func TestRegistriesThatCannotBeReachedSayWhatToDo(t *testing.T) {
 	}
 }
 
-func TestWhatIsDoneIsToldAlsoWhenTheNextImageFails(t *testing.T) {
-	c := newImageCommand(t, nil)
-	from, to := newTestRegistry(t, false, "", ""), newTestRegistry(t, false, "", "")
-	from.put(t, "app:1", "amd64")
-	from.put(t, "other:1", "amd64")
-	deny := func(w http.ResponseWriter, r *http.Request) bool {
-		if strings.HasPrefix(r.URL.Path, "/v2/other/") {
-			w.WriteHeader(http.StatusForbidden)
-			return true
-		}
-		return false
-	}
-	to.front.Store(&deny)
-	args := []string{"copy", from.host() + "/app:1", from.host() + "/other:1", "--to", to.host(), "--plain-http",
-		"--from-plain-http", "--platform", "all"}
-	message, out := c.fails(1, "", args...)
-	same(t, "text", out, to.host()+"/app:1\n")
-	if !strings.Contains(message, from.host()+"/other:1") {
-		t.Errorf("the error does not name the image:\n%s", message)
-	}
-	_, out = c.fails(1, "", append(args, "--output", "json")...)
-	var results []map[string]any
-	if err := json.Unmarshal([]byte(out), &results); err != nil || len(results) != 1 ||
-		results[0]["reference"] != to.host()+"/app:1" {
-		t.Errorf("JSON is %s (%v)", out, err)
-	}
-}
-
 // With --log-format=json, stderr has only JSON.
 func TestAJSONLogIsJSONAlone(t *testing.T) {
 	c := newImageCommand(t, nil)

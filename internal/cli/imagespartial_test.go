@@ -52,6 +52,13 @@ func TestOneBadImageStopsNoOther(t *testing.T) {
 			t.Errorf("%v says\n%s", args, message)
 		}
 	}
+	_, out := c.fails(exitcode.Failed, "", append([]string{"copy", "--from-plain-http", "--plain-http", "--to", to.host(),
+		"--retries", "0", "--output", "json"}, refs...)...)
+	var results []struct{ Reference string }
+	if err := json.Unmarshal([]byte(out), &results); err != nil || len(results) != 2 ||
+		results[1].Reference != to.host()+"/cc:1" {
+		t.Errorf("JSON is %s (%v)", out, err)
+	}
 	for _, source := range []string{archive, layout} {
 		if out := c.run("list", source); strings.Count(out, "\n") != 3 {
 			t.Errorf("%s has\n%s", source, out)

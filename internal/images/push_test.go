@@ -17,7 +17,6 @@ import (
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 	"oras.land/oras-go/v2/content"
-	"oras.land/oras-go/v2/registry/remote/auth"
 
 	"github.com/zarf-dev/zarf-registry/internal/images/blob"
 	"github.com/zarf-dev/zarf-registry/internal/images/remote"
@@ -326,22 +325,9 @@ func TestPushErrors(t *testing.T) {
 			want: []string{"index " + image.Descriptor.Digest.String() + ": not found"}, quick: true},
 		"an invalid name": {reference: "No:1",
 			want: []string{`image reference "No:1"`, "must be lowercase"}, quick: true},
-		"no credential": {client: func(o *remote.Options) { o.Credential = nil },
+		"no credential": {client: func(o *remote.Options) { o.Credential, o.LoginHint = nil, "ask your administrator" },
 			want: []string{"pushing image hello:1 to " + server.host() + ": ", " sha256:",
-				"requires a credential: log in with docker login"}, quick: true},
-		"no credential, with custom advice": {client: func(o *remote.Options) {
-			o.Credential, o.LoginHint = nil,
-				"ask your administrator"
-		}, want: []string{"requires a credential: ask your administrator"}, quick: true},
-		"a wrong credential": {client: func(o *remote.Options) {
-			o.Credential = auth.StaticCredential(o.Host, auth.Credential{Username: testUser, Password: "wrong"})
-		}, want: []string{" sha256:", "401", "authentication required"}, quick: true},
-		"an untrusted certificate": {client: func(o *remote.Options) { o.TLS = nil },
-			want: []string{"certificate signed by unknown authority"}, quick: true},
-		"a certificate for another name": {client: func(o *remote.Options) { o.TLS.ServerName = "registry.test" },
-			want: []string{"registry.test"}, quick: true},
-		"plain HTTP to a TLS port": {client: func(o *remote.Options) { o.PlainHTTP = true }, want: []string{"400"},
-			quick: true},
+				"requires a credential: ask your administrator"}, quick: true},
 		"an unreachable registry": {client: func(o *remote.Options) { o.Host = closed; o.Retries = 1 },
 			want: []string{"connection refused"}},
 		"no retries": {client: func(o *remote.Options) { o.Host = closed; o.Retries = -1 },

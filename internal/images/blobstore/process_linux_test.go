@@ -32,11 +32,10 @@ const raceExit = "GORACE=atexit_sleep_ms=0"
 
 // children are what child processes do.
 var children = map[string]func(dir string, arg int) error{
-	"fetch once": fetchOnce,
-	"churn":      churn,
-	"slow":       slow,
-	"temp":       temp,
-	"fill":       fill,
+	"churn": churn,
+	"slow":  slow,
+	"temp":  temp,
+	"fill":  fill,
 }
 
 func TestMain(m *testing.M) {
@@ -82,58 +81,6 @@ func waiting(t *testing.T, name, dir string, arg int) (*exec.Cmd, *bytes.Buffer)
 		t.Fatal(err, stderr)
 	}
 	return cmd, stderr
-}
-
-const sharedBlobs = 20
-
-// fetchOnce ensures blobs that other processes ensure, too, and writes down each
-// that it fetched.
-func fetchOnce(dir string, _ int) error {
-	log, err := os.OpenFile(filepath.Join(dir, "..", "fetched"), os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o644)
-	if err != nil {
-		return err
-	}
-	defer log.Close()
-	s, err := Open(dir, Options{})
-	if err != nil {
-		return err
-	}
-	for seed := range byte(sharedBlobs) {
-		raw, desc := content(seed, 1000)
-		_, err := s.Ensure(ctx, desc, func(ctx context.Context, offset int64) (io.ReadCloser, error) {
-			fmt.Fprintln(log, seed)
-			time.Sleep(5 * time.Millisecond)
-			return from(raw, nil)(ctx, offset)
-		})
-		if err != nil {
-			return err
-		}
-		if err := s.Check(ctx, desc); err != nil {
-			return err
-		}
-	}
-	return s.Close()
-}
-
-func TestProcessesFetchOnce(t *testing.T) {
-	dir := filepath.Join(t.TempDir(), "store")
-	var wg sync.WaitGroup
-	for range 6 {
-		cmd := child(t, "fetch once", dir, 0)
-		wg.Go(func() {
-			if out, err := cmd.CombinedOutput(); err != nil {
-				t.Errorf("%v\n%s", err, out)
-			}
-		})
-	}
-	wg.Wait()
-	log, err := os.ReadFile(filepath.Join(dir, "..", "fetched"))
-	if err != nil || bytes.Count(log, []byte("\n")) != sharedBlobs {
-		t.Errorf("%v\n%s", err, log)
-	}
-	if n := mustBeSound(t, dir); n != sharedBlobs {
-		t.Error(n)
-	}
 }
 
 // slow fetches a blob as far as arg, says so, and stays there.
