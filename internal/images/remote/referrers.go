@@ -60,7 +60,7 @@ func (r *Repository) referrersIndex(ctx context.Context, subject digest.Digest) 
 		Manifests: []ocispec.Descriptor{},
 	}
 	tag := referrersTag(subject)
-	desc, raw, err := r.fetchManifest(ctx, tag)
+	desc, raw, err := r.Manifest(ctx, tag)
 	switch {
 	case statusCode(err) == http.StatusNotFound:
 		return index, nil

@@ -61,15 +61,40 @@ func (r *Repository) Resolve(ctx context.Context, ref string) (ocispec.Descripto
 
 // Manifest returns the manifest or index with a tag or digest. Its content is verified against the requested digest
 // and against the one in the response. The error is [errdef.ErrNotFound] if it does not exist.
-func (r *Repository) Manifest(ctx context.Context, ref string) (ocispec.Descriptor, []byte, error) {
-	desc, raw, err := r.fetchManifest(ctx, ref)
-	return desc, raw, r.registry.wrap(ctx, err)
+func (r *Repository) Manifest(ctx context.Context, ref string) (_ ocispec.Descriptor, _ []byte, err error) {
+	defer func() { err = r.registry.wrap(ctx, err) }()
+	resp, err := r.requestManifest(ctx, http.MethodGet, ref)
+	if err != nil {
+		return ocispec.Descriptor{}, nil, err
+	}
+	defer resp.Body.Close()
+	raw, err := io.ReadAll(resp.Body)
+	if err != nil {
+		return ocispec.Descriptor{}, nil, err
+	}
+	want, err := expectedDigest(resp, ref)
+	if err != nil {
+		return ocispec.Descriptor{}, nil, err
+	}
+	if want == "" {
+		want = digest.FromBytes(raw)
+	}
+	if got := want.Algorithm().FromBytes(raw); got != want {
+		return ocispec.Descriptor{}, nil, protocolErrorf("returned a manifest with digest %s for %s: want %s", got, ref, want)
+	}
+	return ocispec.Descriptor{MediaType: mediaType(resp), Digest: want, Size: int64(len(raw))}, raw, nil
 }
+
+const (
+	subjectHeader = "OCI-Subject" // of a registry with the referrers API
+	tagHeader     = "OCI-Tag"     // of a registry with tag parameters
+)
 
 // PushManifest sends a manifest or index and tags it, unless tag is empty. raw is verified. If raw has a subject and
 // the registry has no referrers API, the referrers list is kept under a tag, as the OCI distribution specification
 // requires.
-func (r *Repository) PushManifest(ctx context.Context, desc ocispec.Descriptor, raw []byte, tag string) error {
+func (r *Repository) PushManifest(ctx context.Context, desc ocispec.Descriptor, raw []byte, tag string) (err error) {
+	defer func() { err = r.registry.wrap(ctx, err) }()
 	if err := oci.CheckDigest(desc.Digest); err != nil {
 		return blob.NewError(err)
 	}
@@ -79,15 +104,6 @@ func (r *Repository) PushManifest(ctx context.Context, desc ocispec.Descriptor, 
 	case desc.Digest.Algorithm().FromBytes(raw) != desc.Digest:
 		return blob.MismatchError()
 	}
-	return r.registry.wrap(ctx, r.pushManifest(ctx, desc, raw, tag))
-}
-
-const (
-	subjectHeader = "OCI-Subject" // of a registry with the referrers API
-	tagHeader     = "OCI-Tag"     // of a registry with tag parameters
-)
-
-func (r *Repository) pushManifest(ctx context.Context, desc ocispec.Descriptor, raw []byte, tag string) error {
 	ref, query := tag, url.Values(nil)
 	switch {
 	case tag == "":
@@ -145,7 +161,7 @@ func (r *Repository) checkStored(ctx context.Context, resp *http.Response, desc 
 		return err
 	}
 	// A registry that knows several algorithms may mention another one.
-	ok, err := r.exists(ctx, desc)
+	ok, err := r.Exists(ctx, desc)
 	if err == nil && !ok {
 		err = protocolErrorf("stored %s under digest %s: it does not support %s", desc.Digest, header, got.Algorithm())
 	}
@@ -154,39 +170,6 @@ func (r *Repository) checkStored(ctx context.Context, resp *http.Response, desc 
 
 // Exists reports whether the repository has a manifest or blob. desc's media type tells which of the two it is.
 func (r *Repository) Exists(ctx context.Context, desc ocispec.Descriptor) (bool, error) {
-	ok, err := r.exists(ctx, desc)
-	return ok, r.registry.wrap(ctx, err)
-}
-
-// Tags calls yield with each page of the repository's tags, and stops at yield's first error.
-func (r *Repository) Tags(ctx context.Context, yield func(tags []string) error) error {
-	return list(ctx, r.registry, yield, func(yield func([]string) error) error { return r.remote.Tags(ctx, "", yield) })
-}
-
-func (r *Repository) fetchManifest(ctx context.Context, ref string) (ocispec.Descriptor, []byte, error) {
-	resp, err := r.requestManifest(ctx, http.MethodGet, ref)
-	if err != nil {
-		return ocispec.Descriptor{}, nil, err
-	}
-	defer resp.Body.Close()
-	raw, err := io.ReadAll(resp.Body)
-	if err != nil {
-		return ocispec.Descriptor{}, nil, err
-	}
-	want, err := expectedDigest(resp, ref)
-	if err != nil {
-		return ocispec.Descriptor{}, nil, err
-	}
-	if want == "" {
-		want = digest.FromBytes(raw)
-	}
-	if got := want.Algorithm().FromBytes(raw); got != want {
-		return ocispec.Descriptor{}, nil, protocolErrorf("returned a manifest with digest %s for %s: want %s", got, ref, want)
-	}
-	return ocispec.Descriptor{MediaType: mediaType(resp), Digest: want, Size: int64(len(raw))}, raw, nil
-}
-
-func (r *Repository) exists(ctx context.Context, desc ocispec.Descriptor) (bool, error) {
 	var err error
 	if oci.IsManifestOrIndex(desc.MediaType) {
 		var resp *http.Response
@@ -199,7 +182,12 @@ func (r *Repository) exists(ctx context.Context, desc ocispec.Descriptor) (bool,
 	if statusCode(err) == http.StatusNotFound {
 		return false, nil
 	}
-	return err == nil, err
+	return err == nil, r.registry.wrap(ctx, err)
+}
+
+// Tags calls yield with each page of the repository's tags, and stops at yield's first error.
+func (r *Repository) Tags(ctx context.Context, yield func(tags []string) error) error {
+	return list(ctx, r.registry, yield, func(yield func([]string) error) error { return r.remote.Tags(ctx, "", yield) })
 }
 
 func (r *Repository) headBlob(ctx context.Context, desc ocispec.Descriptor) error {

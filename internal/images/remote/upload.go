@@ -86,7 +86,7 @@ func (u *upload) push(ctx context.Context) (mounted bool, err error) {
 	}
 	if u.from != "" {
 		// A registry that does not mount blobs may have this one in the repository already.
-		if ok, err := u.repo.exists(ctx, u.desc); ok && err == nil {
+		if ok, err := u.repo.Exists(ctx, u.desc); ok && err == nil {
 			u.cancel(ctx, u.at)
 			return true, nil
 		}
@@ -153,7 +153,7 @@ func (u *upload) resume(ctx context.Context) (err error) {
 // restart starts another upload. Done means that the registry has the blob.
 func (u *upload) restart(ctx context.Context) (done bool, err error) {
 	// It may have arrived although the response was lost. Push-only credentials get a 4xx here.
-	ok, err := u.repo.exists(ctx, u.desc)
+	ok, err := u.repo.Exists(ctx, u.desc)
 	if ok || err != nil && statusCode(err)/100 != 4 {
 		return ok, err
 	}
