@@ -24,7 +24,7 @@ import (
 	"k8s.io/apiserver/pkg/cel/environment"
 	"k8s.io/client-go/kubernetes/scheme"
 
-	"github.com/zarf-dev/zarf-registry/internal/images"
+	"github.com/zarf-dev/zarf-registry/internal/images/name"
 )
 
 // rewriter is the rendered policy, compiled as the API server does (compilePolicy in its package mutating).
@@ -269,8 +269,8 @@ func deviations(r *rewriter, address string, keep func(ref string) bool) []strin
 		if _, rest, ok := strings.Cut(address, "/"); ok {
 			path = rest + "/"
 		}
-		pushed, version, err := images.Repository(ref)
-		pulled, version2, err2 := images.Repository(got)
+		pushed, version, err := name.Repository(ref)
+		pulled, version2, err2 := name.Repository(got)
 		if err != nil || err2 != nil || pulled != path+pushed || version != version2 {
 			found = append(found, fmt.Sprintf("%q becomes %q, but images push stores it as %s, %s (%v, %v)", ref, got, pushed,
 				version, err, err2))

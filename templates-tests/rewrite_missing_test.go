@@ -15,7 +15,7 @@ import (
 	celconfig "k8s.io/apiserver/pkg/apis/cel"
 	"k8s.io/apiserver/pkg/cel/environment"
 
-	"github.com/zarf-dev/zarf-registry/internal/images"
+	"github.com/zarf-dev/zarf-registry/internal/images/name"
 	"github.com/zarf-dev/zarf-registry/internal/node/heal"
 )
 
@@ -153,7 +153,7 @@ func TestRewriteMissingReferences(t *testing.T) {
 		"expose.hosts=[outside.example.com]")}.render(t)
 	var repositories []string
 	for _, ref := range rewrittenReferences {
-		if name, _, err := images.Repository(ref); err == nil {
+		if name, _, err := name.Repository(ref); err == nil {
 			repositories = append(repositories, name)
 		}
 	}

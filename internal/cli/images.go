@@ -25,6 +25,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/images/blobstore"
 	"github.com/zarf-dev/zarf-registry/internal/images/dockerdaemon"
 	"github.com/zarf-dev/zarf-registry/internal/images/meter"
+	"github.com/zarf-dev/zarf-registry/internal/images/name"
 	"github.com/zarf-dev/zarf-registry/internal/images/remote"
 )
 
@@ -143,7 +144,7 @@ func (f *imageFlags) validate(flags *pflag.FlagSet) error {
 // references returns the references of the arguments and the list files, without duplicates.
 func (f *imageFlags) references(cmd *cobra.Command, args []string) ([]string, error) {
 	for _, ref := range args {
-		if err := images.CheckReference(ref); err != nil {
+		if err := name.Check(ref); err != nil {
 			return nil, err
 		}
 	}
@@ -151,12 +152,12 @@ func (f *imageFlags) references(cmd *cobra.Command, args []string) ([]string, er
 	if i := slices.Index(f.lists, "-"); i >= 0 && (f.login.passwordStdin || slices.Contains(f.lists[i+1:], "-")) {
 		return nil, errors.New("--file: stdin can be read only once: for the password or for one list of references")
 	}
-	for _, name := range f.lists {
+	for _, file := range f.lists {
 		list, err := func() ([]string, error) {
-			if name == "-" {
-				return images.ReadList(cmd.InOrStdin(), "stdin")
+			if file == "-" {
+				return name.ReadList(cmd.InOrStdin(), "stdin")
 			}
-			return readList(name)
+			return readList(file)
 		}()
 		if err != nil {
 			return nil, fmt.Errorf("--file: %w", err)

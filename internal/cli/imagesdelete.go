@@ -11,7 +11,7 @@ import (
 
 	"github.com/zarf-dev/zarf-registry/internal/api/catalog"
 	"github.com/zarf-dev/zarf-registry/internal/exitcode"
-	"github.com/zarf-dev/zarf-registry/internal/images"
+	"github.com/zarf-dev/zarf-registry/internal/images/name"
 	"github.com/zarf-dev/zarf-registry/internal/images/workloads"
 )
 
@@ -51,10 +51,10 @@ invalid, unknown or in use.`,
 
 func (f *deleteFlags) run(cmd *cobra.Command, args []string) error {
 	errs := []error{f.validate()}
-	names := make([]images.Name, len(args))
+	names := make([]name.Name, len(args))
 	for i, arg := range args {
 		var err error
-		if names[i], err = images.ParseName(arg); err != nil {
+		if names[i], err = name.Parse(arg); err != nil {
 			errs = append(errs, err)
 		}
 	}
@@ -67,7 +67,7 @@ func (f *deleteFlags) run(cmd *cobra.Command, args []string) error {
 }
 
 // choose keeps all images but those that are named by their digest or by all of their tags.
-func (f *deleteFlags) choose(content *catalog.Catalog, used *workloads.Set, args []string, names []images.Name) (
+func (f *deleteFlags) choose(content *catalog.Catalog, used *workloads.Set, args []string, names []name.Name) (
 	choice, error,
 ) {
 	decisions := make([]catalog.Decision, 0, len(content.Manifests))
@@ -111,7 +111,7 @@ func (f *deleteFlags) choose(content *catalog.Catalog, used *workloads.Set, args
 
 // indexOf returns the position of the image of the cluster's registry that a reference names, or -1. A reference
 // without a host is first taken as it is, and then as Docker completes it: nginx is library/nginx.
-func indexOf(decisions []catalog.Decision, reference string, n images.Name) int {
+func indexOf(decisions []catalog.Decision, reference string, n name.Name) int {
 	repository := n.Path
 	if !strings.Contains(reference, "/") {
 		repository = strings.TrimPrefix(n.Path, "library/")

@@ -18,6 +18,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/api/space"
 	"github.com/zarf-dev/zarf-registry/internal/exitcode"
 	"github.com/zarf-dev/zarf-registry/internal/images"
+	"github.com/zarf-dev/zarf-registry/internal/images/name"
 	"github.com/zarf-dev/zarf-registry/internal/images/remote"
 )
 
@@ -156,7 +157,7 @@ func (r *imageRun) listSources(ctx context.Context, sources []string) ([]listed,
 		items, err := r.engine(ctx, engine)
 		failed = append(failed, err)
 		for _, item := range items {
-			list = append(list, listedImage(strings.TrimSuffix(images.DaemonPrefix, ":"), item.Image))
+			list = append(list, listedImage(strings.TrimSuffix(name.DaemonPrefix, ":"), item.Image))
 		}
 	}
 	return list, errors.Join(failed...)

@@ -20,6 +20,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/api/catalog"
 	"github.com/zarf-dev/zarf-registry/internal/exitcode"
 	"github.com/zarf-dev/zarf-registry/internal/images"
+	"github.com/zarf-dev/zarf-registry/internal/images/name"
 	"github.com/zarf-dev/zarf-registry/internal/images/workloads"
 	"github.com/zarf-dev/zarf-registry/internal/oci"
 	"github.com/zarf-dev/zarf-registry/internal/release/names"
@@ -157,9 +158,9 @@ func (f *missingFlags) run(cmd *cobra.Command, args []string) error {
 }
 
 // check checks the flags. The platforms of auto are nil.
-func (f *missingFlags) check(cmd *cobra.Command, args []string) (prefix images.Prefix, p images.Platforms, err error) {
+func (f *missingFlags) check(cmd *cobra.Command, args []string) (prefix name.Prefix, p images.Platforms, err error) {
 	errs := []error{f.cluster.validate(), validOutput(f.output, "list")}
-	prefix, err = images.ParsePrefix(f.prefix)
+	prefix, err = name.ParsePrefix(f.prefix)
 	errs = append(errs, err)
 	if f.platforms != "auto" {
 		if p, err = images.ParsePlatforms(f.platforms); err != nil {
@@ -260,7 +261,7 @@ func platformsOfNodes(ctx context.Context, c *registryAccess, log *slog.Logger) 
 type imageSearch struct {
 	find      func(repository, tag string, d digest.Digest) *catalog.Manifest
 	address   string // of the registry, in references
-	prefix    images.Prefix
+	prefix    name.Prefix
 	platforms images.Platforms
 }
 
@@ -321,7 +322,7 @@ func (s *imageSearch) report(needs []*workloads.Need, all bool) *missingReport {
 }
 
 // search finds an image by the name under which nodes pull it from the registry.
-func (s *imageSearch) search(n images.Name) neededImage {
+func (s *imageSearch) search(n name.Name) neededImage {
 	image := neededImage{Reference: n.String(), MissingPlatforms: []string{}}
 	if !s.isOurs(n.Registry) {
 		image.Origin = image.Reference
@@ -341,7 +342,7 @@ func (s *imageSearch) search(n images.Name) neededImage {
 }
 
 // locate returns the manifest that a name refers to in the registry, or nil.
-func (s *imageSearch) locate(n images.Name) *catalog.Manifest {
+func (s *imageSearch) locate(n name.Name) *catalog.Manifest {
 	path := n.Path
 	if !s.isOurs(n.Registry) {
 		path = s.prefix.Join(n.Path)
@@ -386,7 +387,7 @@ func (s *imageSearch) isOurs(registry string) bool {
 
 // isOrigin reports whether a reference to another registry leads to one of the cluster's: through a mirror, or
 // rewritten.
-func (s *imageSearch) isOrigin(n, ours images.Name) bool {
+func (s *imageSearch) isOrigin(n, ours name.Name) bool {
 	return !s.isOurs(n.Registry) && s.prefix.Join(n.Path) == ours.Path && n.Digest == ours.Digest &&
 		(n.Tag == ours.Tag || n.ZarfTag == ours.Tag)
 }

@@ -23,6 +23,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/api/catalog"
 	"github.com/zarf-dev/zarf-registry/internal/exitcode"
 	"github.com/zarf-dev/zarf-registry/internal/images"
+	"github.com/zarf-dev/zarf-registry/internal/images/name"
 	"github.com/zarf-dev/zarf-registry/internal/images/workloads"
 )
 
@@ -79,7 +80,7 @@ func pods(t *testing.T, refs ...string) []*workloads.Need {
 
 func TestImagesAreSearched(t *testing.T) {
 	child := digest.FromString("team/multiamd64").String()
-	for name, c := range map[string]struct {
+	for search, c := range map[string]struct {
 		ref, prefix, want string
 	}{
 		"an index":                         {"quay.io/team/multi:1", "", "yes"},
@@ -100,9 +101,9 @@ func TestImagesAreSearched(t *testing.T) {
 		"Zarf's tag of another registry":   {"quay.io/library/redis:7", "", "no"},
 		"Zarf's tag, rewritten":            {"127.0.0.1:31999/library/redis:7-zarf-1028528839", "", "yes"},
 	} {
-		t.Run(name, func(t *testing.T) {
+		t.Run(search, func(t *testing.T) {
 			s := searchIn(t)
-			s.prefix = images.Prefix(c.prefix)
+			s.prefix = name.Prefix(c.prefix)
 			report := s.report(pods(t, c.ref), true)
 			if len(report.Images) != 1 || report.Images[0].stored() != c.want || report.References != 1 {
 				t.Errorf("%+v, want %q", report, c.want)
@@ -158,7 +159,7 @@ quay.io/team/single:1  # Pod p0
 	if err == nil || strings.Count(log, "\n") != 1 || !strings.Contains(log, "team/lost:1") {
 		t.Errorf("the error is %v, log %q", err, log)
 	}
-	if read, err := images.ReadList(strings.NewReader(out), "list"); err != nil || len(read) != 4 {
+	if read, err := name.ReadList(strings.NewReader(out), "list"); err != nil || len(read) != 4 {
 		t.Errorf("pull reads %q, error %v", read, err)
 	}
 

@@ -9,7 +9,7 @@ import (
 
 	"github.com/zarf-dev/zarf-registry/internal/api/catalog"
 	"github.com/zarf-dev/zarf-registry/internal/exitcode"
-	"github.com/zarf-dev/zarf-registry/internal/images"
+	"github.com/zarf-dev/zarf-registry/internal/images/name"
 	"github.com/zarf-dev/zarf-registry/internal/images/workloads"
 )
 
@@ -107,11 +107,11 @@ func (f *pruneFlags) check() (map[string][]string, error) {
 	return listed, errors.Join(append(errs, f.validate(), f.rules.Validate())...)
 }
 
-func readList(name string) ([]string, error) {
-	file, err := os.Open(name)
+func readList(path string) ([]string, error) {
+	file, err := os.Open(path)
 	if err != nil {
 		return nil, err
 	}
 	defer file.Close()
-	return images.ReadList(file, name)
+	return name.ReadList(file, path)
 }

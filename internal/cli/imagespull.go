@@ -16,6 +16,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/images"
 	"github.com/zarf-dev/zarf-registry/internal/images/blobstore"
 	"github.com/zarf-dev/zarf-registry/internal/images/inventory"
+	"github.com/zarf-dev/zarf-registry/internal/images/name"
 )
 
 // pullFlags are the flags of images pull.
@@ -81,7 +82,7 @@ Exit codes: 0 if all images were pulled, 1 if one failed, 3 if the command line 
 
 // completeReferences completes the only known prefix of a reference.
 func completeReferences(_ *cobra.Command, _ []string, _ string) ([]string, cobra.ShellCompDirective) {
-	return []string{images.DaemonPrefix}, cobra.ShellCompDirectiveNoFileComp | cobra.ShellCompDirectiveNoSpace
+	return []string{name.DaemonPrefix}, cobra.ShellCompDirectiveNoFileComp | cobra.ShellCompDirectiveNoSpace
 }
 
 func (f *pullFlags) run(cmd *cobra.Command, args []string) error {

@@ -16,6 +16,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/api/space"
 	"github.com/zarf-dev/zarf-registry/internal/exitcode"
 	"github.com/zarf-dev/zarf-registry/internal/images"
+	"github.com/zarf-dev/zarf-registry/internal/images/name"
 	"github.com/zarf-dev/zarf-registry/internal/images/remote"
 )
 
@@ -26,7 +27,7 @@ type destinationFlags struct {
 
 	// Set by check. host is that of to, "" for the cluster's registry.
 	host   string
-	prefix images.Prefix
+	prefix name.Prefix
 }
 
 func (f *destinationFlags) register(cmd *cobra.Command) {
@@ -47,11 +48,11 @@ func (f *destinationFlags) check(flags *pflag.FlagSet, login *registryFlags) (er
 	} else if login.plainHTTP {
 		return errors.New("--plain-http requires --to: the cluster's registry uses mutual TLS")
 	}
-	if f.prefix, err = images.ParsePrefix(f.path); err != nil {
+	if f.prefix, err = name.ParsePrefix(f.path); err != nil {
 		return fmt.Errorf("--prefix: %w", err)
 	}
 	if f.reference != "" {
-		if _, _, err := images.Repository(f.reference); err != nil {
+		if _, _, err := name.Repository(f.reference); err != nil {
 			return fmt.Errorf("--reference: %w", err)
 		}
 	}
@@ -106,7 +107,7 @@ invalid or the images do not fit.`,
   zarf-registry images push docker-daemon:team/app:1
   zarf-registry images push --to registry.example.com --prefix mirror images.tar
   zarf-registry images push --zarf-tags zarf-package-podinfo-amd64-6.7.1.tar.zst`,
-		Args: minimumArgs(1, "nothing to push: name archives, layout directories or "+images.DaemonPrefix+"NAME"),
+		Args: minimumArgs(1, "nothing to push: name archives, layout directories or "+name.DaemonPrefix+"NAME"),
 		RunE: func(cmd *cobra.Command, args []string) error { return f.run(cmd, args) },
 	}
 	f.register(cmd)
@@ -153,7 +154,7 @@ func (f *pushFlags) check(cmd *cobra.Command, sources []string) error {
 func checkSources(sources []string) error {
 	_, engine := splitSources(sources)
 	for _, source := range engine {
-		if err := images.CheckReference(source); err != nil {
+		if err := name.Check(source); err != nil {
 			return err
 		}
 	}
@@ -163,7 +164,7 @@ func checkSources(sources []string) error {
 // splitSources separates layouts and archives from images of the Docker engine.
 func splitSources(sources []string) (paths, engine []string) {
 	for _, source := range sources {
-		if strings.HasPrefix(source, images.DaemonPrefix) {
+		if strings.HasPrefix(source, name.DaemonPrefix) {
 			engine = append(engine, source)
 		} else {
 			paths = append(paths, source)
@@ -207,7 +208,7 @@ func (r *imageRun) sources(ctx context.Context, sources []string, reference stri
 // open opens a layout or an archive until the end of the run.
 func (r *imageRun) open(ctx context.Context, path string) (*images.Source, error) {
 	source, err := images.Open(ctx, path)
-	if errors.Is(err, fs.ErrNotExist) && images.CheckReference(path) == nil {
+	if errors.Is(err, fs.ErrNotExist) && name.Check(path) == nil {
 		err = fmt.Errorf("%w: push accepts archives and layout directories; use zarf-registry images copy for images in "+
 			"registries", err)
 	}

@@ -20,7 +20,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/api/deletion"
 	"github.com/zarf-dev/zarf-registry/internal/api/gc"
 	"github.com/zarf-dev/zarf-registry/internal/exitcode"
-	"github.com/zarf-dev/zarf-registry/internal/images"
+	"github.com/zarf-dev/zarf-registry/internal/images/name"
 	"github.com/zarf-dev/zarf-registry/internal/images/workloads"
 	"github.com/zarf-dev/zarf-registry/internal/release"
 )
@@ -65,9 +65,9 @@ func TestDeleteChooses(t *testing.T) {
 		{"zarf-registry/init-hook:0.1.0", true, "", "", []string{"belongs to the registry itself"}},
 	} {
 		args := strings.Fields(c.args)
-		names := make([]images.Name, len(args))
+		names := make([]name.Name, len(args))
 		for i, arg := range args {
-			if names[i], err = images.ParseName(arg); err != nil {
+			if names[i], err = name.Parse(arg); err != nil {
 				t.Fatal(err)
 			}
 		}

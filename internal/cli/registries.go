@@ -15,7 +15,7 @@ import (
 	"github.com/spf13/cobra"
 	"oras.land/oras-go/v2/registry/remote/auth"
 
-	"github.com/zarf-dev/zarf-registry/internal/images"
+	"github.com/zarf-dev/zarf-registry/internal/images/name"
 	"github.com/zarf-dev/zarf-registry/internal/images/remote"
 )
 
@@ -75,7 +75,7 @@ func dialledHost(flag, registry string) (string, error) {
 		return "", fmt.Errorf("invalid --%s %q: %s, without a path", flag, registry, want)
 	}
 	// At the start of a reference it must parse as a registry, not as a path on Docker Hub.
-	host, err := images.Host(registry + "/x")
+	host, err := name.Host(registry + "/x")
 	hub := slices.Contains(dockerHubKeys, registry)
 	if err != nil || !hub && host != registry {
 		return "", fmt.Errorf("invalid --%s %q: %s", flag, registry, want)
@@ -183,10 +183,10 @@ func (r *registries) close() {
 func soleHost(refs []string) string {
 	sole := ""
 	for _, ref := range refs {
-		if strings.HasPrefix(ref, images.DaemonPrefix) {
+		if strings.HasPrefix(ref, name.DaemonPrefix) {
 			continue
 		}
-		host, err := images.Host(ref)
+		host, err := name.Host(ref)
 		if err != nil || sole != "" && sole != host {
 			return ""
 		}

@@ -18,6 +18,7 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
 	"github.com/zarf-dev/zarf-registry/internal/images/dockerdaemon"
+	"github.com/zarf-dev/zarf-registry/internal/images/name"
 	"github.com/zarf-dev/zarf-registry/internal/oci"
 	"github.com/zarf-dev/zarf-registry/test/dockerdaemontest"
 )
@@ -197,11 +198,11 @@ func TestRealEngine(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer api.Close()
-	const name, other = "zarf-registry-test/one:1", "zarf-registry-test/two:2"
+	const first, second = "zarf-registry-test/one:1", "zarf-registry-test/two:2"
 	shared := dockerdaemontest.Layer{Data: makeTar(t, file{name: "shared", data: noise(1, 100_000)})}
-	one := dockerdaemontest.Image{Names: []string{name}, Layers: []dockerdaemontest.Layer{shared, {Data: makeTar(t,
+	one := dockerdaemontest.Image{Names: []string{first}, Layers: []dockerdaemontest.Layer{shared, {Data: makeTar(t,
 		file{name: "one", data: noise(2, 1000)})}}}
-	two := dockerdaemontest.Image{Names: []string{other}, Layers: []dockerdaemontest.Layer{shared, {Data: makeTar(t,
+	two := dockerdaemontest.Image{Names: []string{second}, Layers: []dockerdaemontest.Layer{shared, {Data: makeTar(t,
 		file{name: "two"})}}}
 	loaded, err := api.ImageLoad(t.Context(), bytes.NewReader(dockerdaemontest.Legacy(one, two).Bytes(t)))
 	if err != nil {
@@ -212,7 +213,7 @@ func TestRealEngine(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		for _, image := range []string{name, other} {
+		for _, image := range []string{first, second} {
 			if _, err := api.ImageRemove(context.WithoutCancel(t.Context()), image, client.ImageRemoveOptions{}); err != nil {
 				t.Error(err)
 			}
@@ -223,13 +224,13 @@ func TestRealEngine(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer saved.Close()
-	if err := engine.Save(t.Context(), []string{name, other}, saved); err != nil {
+	if err := engine.Save(t.Context(), []string{first, second}, saved); err != nil {
 		t.Fatal(err)
 	}
 	src := mustOpen(t, saved.Name())
 	found := map[string][]digest.Digest{}
 	for _, image := range describeStreamed(t, src) {
-		repository, tag, err := Repository(image.Reference)
+		repository, tag, err := name.Repository(image.Reference)
 		if err != nil {
 			t.Fatal(err)
 		}

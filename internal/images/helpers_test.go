@@ -29,6 +29,7 @@ import (
 	"oras.land/oras-go/v2/registry/remote/auth"
 
 	"github.com/zarf-dev/zarf-registry/internal/images/blob"
+	"github.com/zarf-dev/zarf-registry/internal/images/name"
 	"github.com/zarf-dev/zarf-registry/internal/images/remote"
 	"github.com/zarf-dev/zarf-registry/internal/oci"
 )
@@ -209,7 +210,7 @@ func (r *testRegistry) get(t *testing.T, path string) []byte {
 // checkWhole verifies that the registry has all blobs of an image under its tag.
 func (r *testRegistry) checkWhole(t *testing.T, src content.Fetcher, image Image) {
 	t.Helper()
-	repository, tag, err := Repository(image.Reference)
+	repository, tag, err := name.Repository(image.Reference)
 	if err != nil {
 		t.Fatal(err)
 	}

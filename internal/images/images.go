@@ -2,13 +2,12 @@
 // archives and the Docker engine, and builds the project's own images.
 //
 // A [Source] reads an OCI layout, an OCI archive, a docker archive or a Zarf package ([Open]). [Resolve] finds images
-// in registries by name. A [Store]
-// holds images that this package built ([Store.Build], [ProgramImages]). Each of them yields an [Item]
-// per image, which [Push] sends to a registry and [Pull] writes to a layout or archive ([OpenLayout],
-// [CreateArchive]).
+// in registries by name. A [Store] holds images that this package built ([Store.Build], [ProgramImages]). Each of them
+// yields an [Item] per image, which [Push] sends to a registry and [Pull] writes to a layout or archive
+// ([OpenLayout], [CreateArchive]).
 //
-// The package does not unpack layers and does not know Kubernetes. Package remote speaks to
-// registries; package blobstore caches blobs.
+// The package does not unpack layers and does not know Kubernetes. Package name parses the names of images, package
+// remote speaks to registries, and package blobstore caches blobs.
 package images
 
 import (

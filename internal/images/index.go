@@ -5,6 +5,7 @@ import (
 
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
+	"github.com/zarf-dev/zarf-registry/internal/images/name"
 	"github.com/zarf-dev/zarf-registry/internal/oci"
 )
 
@@ -31,11 +32,11 @@ func named(image Image) (ocispec.Descriptor, error) {
 	if image.Reference == "" {
 		return desc, nil
 	}
-	name, err := parseReference(image.Reference)
+	named, err := name.Named(image.Reference)
 	if err != nil {
 		return desc, err
 	}
-	full := name.String()
+	full := named.String()
 	desc.Annotations = map[string]string{
 		oci.AnnotationContainerdName:    full,
 		ocispec.AnnotationRefName:       full,

@@ -15,6 +15,7 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
 	"github.com/zarf-dev/zarf-registry/internal/images/blobstore"
+	"github.com/zarf-dev/zarf-registry/internal/images/name"
 	"github.com/zarf-dev/zarf-registry/internal/images/remote"
 	"github.com/zarf-dev/zarf-registry/internal/net/tlsfiles/tlsfilestest"
 	"github.com/zarf-dev/zarf-registry/internal/oci"
@@ -168,7 +169,7 @@ func TestPushOfABadImage(t *testing.T) {
 	dir := writeLayout(t, files)
 	path := filepath.Join(dir, oci.BlobPath(bad.Digest))
 	to := newTestRegistry(t)
-	for name, damage := range map[string]func() error{
+	for how, damage := range map[string]func() error{
 		"missing":   func() error { return os.Remove(path) },
 		"truncated": func() error { return os.WriteFile(path, noise(1, 100), 0o600) },
 		"altered":   func() error { return os.WriteFile(path, noise(1, int(bad.Size)), 0o600) },
@@ -177,13 +178,13 @@ func TestPushOfABadImage(t *testing.T) {
 			t.Fatal(err)
 		}
 		source := mustOpen(t, dir)
-		results, err := Push(t.Context(), mustItems(t, source, ""), to.client(t, nil), Options{Prefix: Prefix(name)})
+		results, err := Push(t.Context(), mustItems(t, source, ""), to.client(t, nil), Options{Prefix: name.Prefix(how)})
 		wantErrorAbout(t, errors.Join(err, source.Incomplete()), list[2], bad.Digest)
 		if len(results) != 4 {
-			t.Errorf("%s: %d images were pushed", name, len(results))
+			t.Errorf("%s: %d images were pushed", how, len(results))
 		}
 		for _, image := range slices.Concat(list[:2], list[3:]) {
-			image.Reference = name + "/library/" + image.Reference
+			image.Reference = how + "/library/" + image.Reference
 			to.get(t, strings.Replace(image.Reference, ":", "/manifests/", 1))
 		}
 	}
@@ -427,7 +428,7 @@ func TestBackupOfADamagedRegistry(t *testing.T) {
 		}
 	}
 	for _, image := range list {
-		repository, tag, err := Repository(image.Reference)
+		repository, tag, err := name.Repository(image.Reference)
 		if err != nil {
 			t.Fatal(err)
 		}

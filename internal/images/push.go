@@ -19,11 +19,12 @@ import (
 
 	"github.com/zarf-dev/zarf-registry/internal/api/space"
 	"github.com/zarf-dev/zarf-registry/internal/images/blob"
+	"github.com/zarf-dev/zarf-registry/internal/images/name"
 	"github.com/zarf-dev/zarf-registry/internal/images/remote"
 	"github.com/zarf-dev/zarf-registry/internal/oci"
 )
 
-// Push sends whole images to the repositories and tags of their references ([Prefix.Repository]): an
+// Push sends whole images to the repositories and tags of their references ([name.Prefix.Repository]): an
 // index with all its manifests and their blobs. Content of another registry passes through this
 // machine.
 //
@@ -57,7 +58,7 @@ func Push(ctx context.Context, items []Item, reg *remote.Registry, opts Options)
 			failed = append(failed, fmt.Errorf("image %s: %w", item.name(), err))
 			continue
 		}
-		target := joinReference(image.repo.Name(), image.tag)
+		target := name.Join(image.repo.Name(), image.tag)
 		if other, taken := targets[target]; taken && other.Descriptor.Digest != item.Descriptor.Digest {
 			return nil, fmt.Errorf("%s and %s differ, but both would become %s: push them with different prefixes", other.name(),
 				item.name(), target)
@@ -126,11 +127,11 @@ func isContent(err error) bool {
 
 // rank is 0 for what has a digest or cosign's tag for its name, as referrers do, and 1 for other images.
 func rank(item Item) int {
-	named, err := parseReference(item.Reference)
+	named, err := name.Named(item.Reference)
 	if err != nil {
 		return 1 // plan reports it
 	}
-	if _, byDigest := named.(reference.Digested); byDigest || cosignTag.MatchString(tagOf(named)) {
+	if _, byDigest := named.(reference.Digested); byDigest || cosignTag.MatchString(name.Tag(named)) {
 		return 0
 	}
 	return 1
@@ -192,7 +193,7 @@ func (p *pusher) plan(ctx context.Context, item Item) (*imagePush, error) {
 // one last.
 func (p *imagePush) push(ctx context.Context, started func()) (Result, error) {
 	p.progress.begin()
-	reference := joinReference(p.reg.Host()+"/"+p.repo.Name(), p.tag)
+	reference := name.Join(p.reg.Host()+"/"+p.repo.Name(), p.tag)
 	// If the tag already has the digest, one request is enough. An error response is not fatal: the tag
 	// need not exist.
 	have, err := p.repo.Resolve(ctx, p.tag)

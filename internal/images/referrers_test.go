@@ -16,6 +16,7 @@ import (
 	"github.com/opencontainers/image-spec/specs-go"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
+	"github.com/zarf-dev/zarf-registry/internal/images/name"
 	"github.com/zarf-dev/zarf-registry/internal/images/remote"
 	"github.com/zarf-dev/zarf-registry/internal/net/tlsfiles/tlsfilestest"
 	"github.com/zarf-dev/zarf-registry/internal/oci"
@@ -241,7 +242,7 @@ func TestReferrersOfSelectedPlatforms(t *testing.T) {
 func TestUnknownDigestAlgorithms(t *testing.T) {
 	const want = " is not supported: want sha256 or sha512"
 	other := digest.SHA384.FromString("layer")
-	err := CheckReference("registry.example/a@" + other.String())
+	err := name.Check("registry.example/a@" + other.String())
 	if err == nil || !strings.Contains(err.Error(), "digest algorithm sha384"+want) {
 		t.Errorf("error %v", err)
 	}

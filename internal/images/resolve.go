@@ -16,13 +16,14 @@ import (
 	"oras.land/oras-go/v2/errdef"
 
 	"github.com/zarf-dev/zarf-registry/internal/images/blobstore"
+	"github.com/zarf-dev/zarf-registry/internal/images/name"
 	"github.com/zarf-dev/zarf-registry/internal/images/remote"
 	"github.com/zarf-dev/zarf-registry/internal/oci"
 )
 
 // ResolveOptions configure [Resolve].
 type ResolveOptions struct {
-	// Registry returns the client for a registry by its host, as returned by [Host]. It may be called
+	// Registry returns the client for a registry by its host, as returned by [name.Host]. It may be called
 	// concurrently, and several times for a host.
 	Registry func(ctx context.Context, host string) (*remote.Registry, error)
 	// Daemon returns images of the Docker engine, and an error about those that it lacks. It is called at most once, with
@@ -46,7 +47,7 @@ type ResolveOptions struct {
 	Log *slog.Logger
 }
 
-// Resolve finds images by name, in registries or in the Docker engine ([DaemonPrefix]), and reads
+// Resolve finds images by name, in registries or in the Docker engine ([name.DaemonPrefix]), and reads
 // their manifests to know their size. It reads no other blobs. The items are in the order of the
 // names, each followed by its referrers. Duplicate names yield one item.
 //
@@ -69,7 +70,7 @@ func Resolve(ctx context.Context, refs []string, opts ResolveOptions) ([]Item, e
 			continue
 		}
 		seen[ref] = true
-		if strings.HasPrefix(ref, DaemonPrefix) {
+		if strings.HasPrefix(ref, name.DaemonPrefix) {
 			local = append(local, i)
 			continue
 		}
@@ -86,7 +87,7 @@ func Resolve(ctx context.Context, refs []string, opts ResolveOptions) ([]Item, e
 	if len(local) > 0 {
 		var names []string
 		for _, i := range local {
-			names = append(names, strings.TrimPrefix(refs[i], DaemonPrefix))
+			names = append(names, strings.TrimPrefix(refs[i], name.DaemonPrefix))
 		}
 		var source *Source
 		source, lacking = opts.Daemon(ctx, names)
@@ -118,7 +119,7 @@ func Resolve(ctx context.Context, refs []string, opts ResolveOptions) ([]Item, e
 
 // resolve finds one image and, if requested, its referrers.
 func (o ResolveOptions) resolve(ctx context.Context, ref string) ([]Item, error) {
-	named, err := parseReference(ref)
+	named, err := name.Named(ref)
 	if err != nil {
 		return nil, err
 	}
@@ -130,7 +131,7 @@ func (o ResolveOptions) resolve(ctx context.Context, ref string) ([]Item, error)
 }
 
 func (o ResolveOptions) inRegistry(ctx context.Context, named reference.Named) ([]Item, error) {
-	reg, err := o.Registry(ctx, dialHost(reference.Domain(named)))
+	reg, err := o.Registry(ctx, name.HostOf(named))
 	if err != nil {
 		return nil, err
 	}
@@ -168,9 +169,9 @@ func (o ResolveOptions) inRegistry(ctx context.Context, named reference.Named) (
 func (o ResolveOptions) item(ctx context.Context, from *remoteContent, named reference.Named) (
 	item Item, whole ocispec.Descriptor, err error) {
 	if from.parts { // some registries do not tell of it, but serve it
-		whole, _, err = from.repo.Manifest(ctx, tagOf(named))
+		whole, _, err = from.repo.Manifest(ctx, name.Tag(named))
 	} else {
-		whole, err = from.repo.Resolve(ctx, tagOf(named))
+		whole, err = from.repo.Resolve(ctx, name.Tag(named))
 	}
 	if err != nil {
 		return item, whole, err
@@ -323,13 +324,13 @@ func (o ResolveOptions) directReferrers(ctx context.Context, from *remoteContent
 }
 
 // fromDaemon finds an image by name in what the Docker engine saved.
-func (o ResolveOptions) fromDaemon(ctx context.Context, source *Source, name string) ([]Item, error) {
-	named, err := parseReference(name)
+func (o ResolveOptions) fromDaemon(ctx context.Context, source *Source, ref string) ([]Item, error) {
+	named, err := name.Named(ref)
 	if err != nil {
 		return nil, err
 	}
 	for _, image := range source.Images() {
-		other, err := parseReference(image.Reference)
+		other, err := name.Named(image.Reference)
 		if err != nil || other.String() != named.String() {
 			continue
 		}
@@ -342,7 +343,7 @@ func (o ResolveOptions) fromDaemon(ctx context.Context, source *Source, name str
 	}
 	if slices.ContainsFunc(source.Images(), func(image Image) bool { return image.Reference == "" }) {
 		return nil, fmt.Errorf("an image given by its ID has no name in a registry: run docker tag %s NAME:TAG, and use "+
-			"%sNAME:TAG", name, DaemonPrefix)
+			"%sNAME:TAG", ref, name.DaemonPrefix)
 	}
 	return nil, fmt.Errorf("%w: got %s", errNotSent, names(source.Images()))
 }

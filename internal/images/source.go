@@ -7,16 +7,15 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
-	"regexp"
 	"slices"
 	"strings"
 
-	"github.com/distribution/reference"
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 	"oras.land/oras-go/v2/errdef"
 
 	"github.com/zarf-dev/zarf-registry/internal/images/blob"
+	"github.com/zarf-dev/zarf-registry/internal/images/name"
 	"github.com/zarf-dev/zarf-registry/internal/oci"
 )
 
@@ -110,7 +109,7 @@ func (s *Source) choose(reference string) (list []Image, err error) {
 		if image.Reference == "" {
 			return nil, fmt.Errorf("image %s has no name: give it one with --reference NAME:TAG", image.Descriptor.Digest)
 		}
-		if _, err := parseReference(image.Reference); err != nil {
+		if _, err := name.Named(image.Reference); err != nil {
 			return nil, err
 		}
 	}
@@ -123,13 +122,13 @@ func (s *Source) named(reference string) ([]Image, error) {
 	if !ok {
 		return nil, fmt.Errorf("--reference names one image, but there are several: %s", names(s.images))
 	}
-	name, err := parseReference(reference)
+	named, err := name.Named(reference)
 	if err != nil {
 		return nil, err
 	}
 	root.Reference = reference
 	for i := range referrers {
-		referrers[i].Reference = name.Name() + "@" + referrers[i].Descriptor.Digest.String()
+		referrers[i].Reference = named.Name() + "@" + referrers[i].Descriptor.Digest.String()
 	}
 	return append([]Image{root}, referrers...), nil
 }
@@ -189,168 +188,12 @@ func (s *Source) readJSON(name string, into any) error {
 	return nil
 }
 
-// loadLayout reads the images of an OCI layout.
-// https://github.com/opencontainers/image-spec/blob/v1.1.1/image-layout.md
-func (s *Source) loadLayout(ctx context.Context) error {
-	var layout ocispec.ImageLayout
-	if err := s.readJSON(ocispec.ImageLayoutFile, &layout); err != nil {
-		return err
-	}
-	if layout.Version != ocispec.ImageLayoutVersion {
-		return fmt.Errorf("%s: unsupported version %q: want %s", ocispec.ImageLayoutFile, layout.Version,
-			ocispec.ImageLayoutVersion)
-	}
-	var index ocispec.Index
-	if err := s.readJSON(ocispec.ImageIndexFile, &index); err != nil {
-		return err
-	}
-	s.thin = index.Annotations[annotationThin] == "true"
-	for _, desc := range index.Manifests {
-		listed, err := s.listedReferrers(ctx, desc)
-		if err != nil {
-			s.broken = append(s.broken, err)
-		}
-		for _, desc := range listed {
-			image, err := s.layoutImage(ctx, desc)
-			if err != nil {
-				s.broken = append(s.broken,
-					fmt.Errorf("image %s: %w", Image{Reference: layoutName(desc.Annotations), Descriptor: desc}.name(), err))
-				continue
-			}
-			s.addImage(image)
-		}
-	}
-	if err := s.dropIndexMembers(ctx); err != nil {
-		return err
-	}
-	return s.findSubjects(ctx)
-}
-
-// referrersTag matches the tag of an index that lists the referrers of a manifest. regctl keeps one in layouts, too.
-// https://github.com/opencontainers/distribution-spec/blob/v1.1.1/spec.md#referrers-tag-schema
-var referrersTag = regexp.MustCompile(`^sha(256|512)-[0-9a-f]{64}$`)
-
-// listedReferrers returns the manifests of an index that lists referrers, without their annotations, which are not
-// names, and otherwise desc.
-func (s *Source) listedReferrers(ctx context.Context, desc ocispec.Descriptor) ([]ocispec.Descriptor, error) {
-	if desc.MediaType != ocispec.MediaTypeImageIndex ||
-		!referrersTag.MatchString(desc.Annotations[ocispec.AnnotationRefName]) {
-		return []ocispec.Descriptor{desc}, nil
-	}
-	var index ocispec.Index
-	if err := fetchJSON(ctx, s, desc, &index); err != nil {
-		return nil, err
-	}
-	for i, m := range index.Manifests {
-		index.Manifests[i] = oci.Plain(m)
-	}
-	return index.Manifests, nil
-}
-
-// dropIndexMembers drops images without a name that belong to an index: ORAS lists every manifest of a
-// layout in index.json. It also drops unnamed duplicates of named images, which skopeo and regctl list
-// by tag only.
-func (s *Source) dropIndexMembers(ctx context.Context) error {
-	parts := map[digest.Digest]bool{}
-	for _, image := range s.images {
-		if image.Reference != "" {
-			parts[image.Descriptor.Digest] = true
-		}
-		if !oci.IsIndex(image.Descriptor.MediaType) {
-			continue
-		}
-		var index ocispec.Index
-		if err := fetchJSON(ctx, s, image.Descriptor, &index); err != nil {
-			return err
-		}
-		for _, m := range index.Manifests {
-			parts[m.Digest] = true
-		}
-	}
-	s.images = slices.DeleteFunc(s.images, func(image Image) bool {
-		return image.Reference == "" && parts[image.Descriptor.Digest]
-	})
-	return nil
-}
-
-// findSubjects finds, for signatures, attestations and other artifacts without a name, the image that they refer to,
-// perhaps through another artifact. It names them as a registry does: by the repository of that image and their own
-// digest.
-func (s *Source) findSubjects(ctx context.Context) error {
-	s.subjectOf = map[digest.Digest]digest.Digest{}
-	images := map[digest.Digest]Image{} // by the digests of their manifests and indexes
-	add := func(part, image Image) error {
-		nodes, err := graph(ctx, s, part.Descriptor)
-		if err != nil {
-			return err
-		}
-		for _, node := range nodes {
-			if oci.IsManifestOrIndex(node.MediaType) {
-				images[node.Digest] = image
-			}
-		}
-		return nil
-	}
-	subjects := map[int]digest.Digest{} // of images without a name
-	for i, image := range s.images {
-		var manifest struct {
-			Subject *ocispec.Descriptor `json:"subject"`
-		}
-		if image.Reference == "" {
-			if err := fetchJSON(ctx, s, image.Descriptor, &manifest); err != nil {
-				return err
-			}
-		}
-		if manifest.Subject != nil {
-			subjects[i] = manifest.Subject.Digest
-		} else if err := add(image, image); err != nil {
-			return err
-		}
-	}
-	// The subject may be a signature that is listed later, so repeat until nothing changes.
-	for found := true; found; {
-		found = false
-		for i, subject := range subjects {
-			image, ok := images[subject]
-			if !ok {
-				continue
-			}
-			delete(subjects, i)
-			found = true
-			referrer := &s.images[i]
-			s.subjectOf[referrer.Descriptor.Digest] = image.Descriptor.Digest
-			// The user of an invalid name reports it.
-			if named, err := reference.ParseDockerRef(image.Reference); err == nil {
-				referrer.Reference = named.Name() + "@" + referrer.Descriptor.Digest.String()
-			}
-			if err := add(*referrer, image); err != nil {
-				return err
-			}
-		}
-	}
-	return nil
-}
-
 func (s *Source) addImage(image Image) {
 	if !slices.ContainsFunc(s.images, func(other Image) bool {
 		return other.Reference == image.Reference && other.Descriptor.Digest == image.Descriptor.Digest
 	}) {
 		s.images = append(s.images, image)
 	}
-}
-
-// layoutImage reads and checks an image in index.json.
-func (s *Source) layoutImage(ctx context.Context, desc ocispec.Descriptor) (Image, error) {
-	if !oci.IsManifestOrIndex(desc.MediaType) {
-		return Image{}, fmt.Errorf("media type %q is neither a manifest nor an index", desc.MediaType)
-	}
-	image := Image{Reference: layoutName(desc.Annotations), Descriptor: oci.Plain(desc)}
-	if oci.IsIndex(desc.MediaType) && s.files.whole() && !s.thin {
-		if err := s.dropMissingPlatforms(ctx, &image); err != nil {
-			return Image{}, err
-		}
-	}
-	return image, s.complete(ctx, &image)
 }
 
 // complete checks that an image's content exists, and sets its size and platforms.
@@ -383,46 +226,6 @@ func (s *Source) complete(ctx context.Context, image *Image) error {
 // mayLack reports whether err means that a thin archive omits a blob.
 func (s *Source) mayLack(desc ocispec.Descriptor, err error) bool {
 	return s.thin && !oci.IsManifestOrIndex(desc.MediaType) && errors.Is(err, errdef.ErrNotFound) && s.files.whole()
-}
-
-// hasManifest reports whether the source has an index's manifest and its config. If Docker's
-// containerd image store pulled only the manifest of a platform, it saves the manifest alone.
-func (s *Source) hasManifest(ctx context.Context, desc ocispec.Descriptor) (bool, error) {
-	ok, err := s.has(desc.Digest)
-	if err != nil || !ok || !oci.IsManifest(desc.MediaType) {
-		return ok, err
-	}
-	var manifest ocispec.Manifest
-	if err := fetchJSON(ctx, s, desc, &manifest); err != nil {
-		return false, err
-	}
-	return s.has(manifest.Config.Digest)
-}
-
-// dropMissingPlatforms reduces an index to the platforms that the source holds: to a single manifest,
-// or to a new index of several. A registry would reject the original index.
-func (s *Source) dropMissingPlatforms(ctx context.Context, image *Image) error {
-	var index ocispec.Index
-	if err := fetchJSON(ctx, s, image.Descriptor, &index); err != nil {
-		return err
-	}
-	var present, missing []ocispec.Descriptor
-	for _, m := range index.Manifests {
-		ok, err := s.hasManifest(ctx, m)
-		if err != nil {
-			return wrapDescriptor(m, err)
-		}
-		if ok {
-			present = append(present, m)
-		} else {
-			missing = append(missing, m)
-		}
-	}
-	if len(missing) == 0 || len(present) == 0 {
-		return nil
-	}
-	image.Omitted = platformsOf(missing)
-	return image.reduce(index, present, s.made.addJSON)
 }
 
 // Blob returns content as it is in the source.

@@ -9,6 +9,8 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/sync/semaphore"
+
+	"github.com/zarf-dev/zarf-registry/internal/images/name"
 )
 
 // DefaultConcurrency is how many blobs are transferred at once: enough to fill a link even if some
@@ -18,7 +20,7 @@ const DefaultConcurrency = 6
 // Options configure [Push] and [Pull]. The zero value is ready for use.
 type Options struct {
 	// Prefix is put before the path of every repository that is pushed to.
-	Prefix Prefix
+	Prefix name.Prefix
 	// Concurrency is how many blobs are transferred at once, over all images. 0 is [DefaultConcurrency].
 	Concurrency int
 	// ImageConcurrency is how many images are started at once. 0 is 1. The next image starts when all

@@ -25,6 +25,7 @@ import (
 
 	"github.com/zarf-dev/zarf-registry/internal/images/blob"
 	"github.com/zarf-dev/zarf-registry/internal/images/blobstore"
+	"github.com/zarf-dev/zarf-registry/internal/images/name"
 	"github.com/zarf-dev/zarf-registry/internal/images/remote"
 	"github.com/zarf-dev/zarf-registry/internal/oci"
 )
@@ -72,11 +73,11 @@ func (o *origin) fill(t *testing.T, from Content, list ...Image) []string {
 	mustPush(t, Items(from, list...), o.client(t, nil), Options{})
 	var refs []string
 	for _, image := range list {
-		repository, tag, err := Repository(image.Reference)
+		repository, tag, err := name.Repository(image.Reference)
 		if err != nil {
 			t.Fatal(err)
 		}
-		refs = append(refs, joinReference(o.host()+"/"+repository, tag))
+		refs = append(refs, name.Join(o.host()+"/"+repository, tag))
 	}
 	o.count("")
 	return refs
@@ -207,7 +208,7 @@ func TestRoundTrips(t *testing.T) {
 func sameInBoth(t *testing.T, from, to *testRegistry, store *blobstore.Store, items []Item) {
 	t.Helper()
 	for _, item := range items {
-		repository, tag, err := Repository(item.Reference)
+		repository, tag, err := name.Repository(item.Reference)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -492,7 +493,8 @@ func TestPullTwice(t *testing.T) {
 	}
 }
 
-func TestFailedPullLeavesNoUsableOutput(t *testing.T) {
+// TestArchiveWithoutACompleteImage is about archives.
+func TestFailedPullLeavesNoUsableLayout(t *testing.T) {
 	from := newOrigin(t)
 	store := &Store{}
 	refs := from.fill(t, store, testImage(t, store, "a:1", 50_000, "amd64"))
@@ -519,23 +521,6 @@ func TestFailedPullLeavesNoUsableOutput(t *testing.T) {
 	}
 	if _, err := Open(t.Context(), dir); err == nil || !strings.Contains(err.Error(), "contains no image") {
 		t.Errorf("the layout: %v", err)
-	}
-	path := filepath.Join(t.TempDir(), "a.tar")
-	if err := os.WriteFile(path, []byte("was here"), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	archive, err := CreateArchive(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err = Pull(t.Context(), items, archive, Options{}); err == nil {
-		t.Error("no error")
-	}
-	if err := archive.Close(); err != nil {
-		t.Error(err)
-	}
-	if raw, err := os.ReadFile(path); err != nil || string(raw) != "was here" {
-		t.Errorf("the previous file is %q, %v", raw, err)
 	}
 }
 
@@ -626,24 +611,6 @@ func TestPlatforms(t *testing.T) {
 		}
 		if err != nil || !slices.Equal(got, want) {
 			t.Errorf("%s: %v, %v; want %v", text, got, err, want)
-		}
-	}
-}
-
-func TestPrefix(t *testing.T) {
-	for text, want := range map[string]string{"": "library/nginx", "team": "team/library/nginx",
-		"/a/b-c/": "a/b-c/library/nginx"} {
-		p, err := ParsePrefix(text)
-		if err != nil {
-			t.Errorf("%q: %v", text, err)
-		}
-		if got, tag, err := p.Repository("nginx"); err != nil || got != want || tag != "latest" {
-			t.Errorf("%q: %s:%s, %v", text, got, tag, err)
-		}
-	}
-	for _, text := range []string{"/", "Team", "a//b", "a:1", "-a", "a b"} {
-		if p, err := ParsePrefix(text); err == nil || !strings.Contains(err.Error(), fmt.Sprintf("prefix %q", text)) {
-			t.Errorf("%q: %q, %v", text, p, err)
 		}
 	}
 }

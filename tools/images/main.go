@@ -21,6 +21,7 @@ import (
 
 	"github.com/zarf-dev/zarf-registry/internal/api/space"
 	"github.com/zarf-dev/zarf-registry/internal/images"
+	"github.com/zarf-dev/zarf-registry/internal/images/name"
 	"github.com/zarf-dev/zarf-registry/tools/program"
 )
 
@@ -48,7 +49,7 @@ func run(ctx context.Context) error {
 	if flag.NArg() > 0 {
 		return fmt.Errorf("unexpected argument %q", flag.Arg(0))
 	}
-	if _, _, err := images.Repository(images.NewSpec(*registry, initHook, *version).Reference); err != nil {
+	if _, _, err := name.Repository(images.NewSpec(*registry, initHook, *version).Reference); err != nil {
 		return err
 	}
 	for _, dir := range []string{*output, *work} {

@@ -16,7 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/yaml"
 	"k8s.io/client-go/kubernetes/scheme"
 
-	"github.com/zarf-dev/zarf-registry/internal/images"
+	"github.com/zarf-dev/zarf-registry/internal/images/name"
 )
 
 // AddManifests adds the objects of manifests, such as rendered Helm charts: YAML documents or JSON, also lists. It
@@ -130,8 +130,8 @@ func fields(content map[string]any, at string) []need {
 	if n, ok := related(variable, value); ok {
 		found = append(found, n)
 	}
-	for name, value := range content {
-		path := at + name
+	for key, value := range content {
+		path := at + key
 		switch value := value.(type) {
 		case map[string]any:
 			if path != "metadata" && path != "status" {
@@ -144,7 +144,7 @@ func fields(content map[string]any, at string) []need {
 				}
 			}
 		case string:
-			if n, err := images.ParseName(value); err == nil && name == "image" {
+			if n, err := name.Parse(value); err == nil && key == "image" {
 				found = append(found, need{name: n, where: path})
 			}
 		}

@@ -11,7 +11,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 
-	"github.com/zarf-dev/zarf-registry/internal/images"
+	"github.com/zarf-dev/zarf-registry/internal/images/name"
 )
 
 // relatedPrefix is that of the environment variables by which operators are told the images of what they create.
@@ -20,7 +20,7 @@ const relatedPrefix = "RELATED_IMAGE_"
 
 // need is a reference of a workload.
 type need struct {
-	name images.Name
+	name name.Name
 	// where it is found, apart from the containers and volumes of pods: "spec.image", "RELATED_IMAGE_X".
 	where    string
 	possible bool
@@ -28,7 +28,7 @@ type need struct {
 
 // Need is an image that workloads need.
 type Need struct {
-	images.Name
+	name.Name
 	// Possible means that the reference is only in arguments or environment variables of containers. It may be that of
 	// another image than they use, or no image at all.
 	Possible bool
@@ -40,7 +40,7 @@ type Need struct {
 // pods pull, now or when they are replaced, and environment variables RELATED_IMAGE_*. Pods and Jobs that have ended,
 // and ReplicaSets of previous revisions, need none.
 func (s *Set) Needs(counts func(namespace string, labels map[string]string) bool) []*Need {
-	found := map[images.Name]*Need{}
+	found := map[name.Name]*Need{}
 	var all []*Need
 	for _, w := range s.all {
 		if counts != nil && !counts(w.namespace, w.labels) {
@@ -119,15 +119,15 @@ func mentioned(spec *corev1.PodSpec) []need {
 
 // related returns the reference in a variable with relatedPrefix.
 func related(variable, value string) (need, bool) {
-	n, err := images.ParseName(value)
+	n, err := name.Parse(value)
 	return need{name: n, where: variable}, err == nil && strings.HasPrefix(variable, relatedPrefix)
 }
 
 // complete parses a reference that names its registry, and a tag or digest: few other texts look like that.
-func complete(text string) (images.Name, bool) {
-	n, err := images.ParseName(text)
+func complete(text string) (name.Name, bool) {
+	n, err := name.Parse(text)
 	if err != nil || !strings.HasPrefix(text, n.Registry+"/") || !strings.ContainsAny(n.Registry, ".:") {
-		return images.Name{}, false
+		return name.Name{}, false
 	}
 	return n, strings.ContainsAny(strings.TrimPrefix(text, n.Registry), ":@")
 }

@@ -20,7 +20,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/zarf-dev/zarf-registry/internal/api/catalog"
-	"github.com/zarf-dev/zarf-registry/internal/images"
+	"github.com/zarf-dev/zarf-registry/internal/images/name"
 )
 
 // user is an object that refers to images.
@@ -32,8 +32,8 @@ type user struct {
 // workload is what an object refers to.
 type workload struct {
 	user
-	names []images.Name // of its containers and volumes, and what they run
-	needs []need        // what it needs to run
+	names []name.Name // of its containers and volumes, and what they run
+	needs []need      // what it needs to run
 
 	namespace string
 	labels    map[string]string
@@ -107,10 +107,10 @@ func podSpec(o runtime.Object) *corev1.PodSpec {
 }
 
 // AddList adds references that a list names, as a workload of that name.
-func (s *Set) AddList(name string, references []string) error {
-	w := workload{user: user{name: name}}
+func (s *Set) AddList(list string, references []string) error {
+	w := workload{user: user{name: list}}
 	for _, reference := range references {
-		n, err := images.ParseName(reference)
+		n, err := name.Parse(reference)
 		if err != nil {
 			return err
 		}
@@ -162,11 +162,11 @@ func newWorkload(kind string, o metav1.Object) workload {
 }
 
 // parse parses references. Empty ones are left out: an admission webhook may complete them.
-func parse(references []string) ([]images.Name, error) {
-	var names []images.Name
+func parse(references []string) ([]name.Name, error) {
+	var names []name.Name
 	var errs []error
 	for _, reference := range references {
-		n, err := images.ParseName(reference)
+		n, err := name.Parse(reference)
 		switch {
 		case reference == "":
 		case err != nil:
@@ -215,7 +215,7 @@ func running(pod *corev1.Pod) []string {
 func (s *Set) Using(image *catalog.Image) []string {
 	var using []user
 	for _, w := range s.all {
-		if slices.ContainsFunc(w.names, func(n images.Name) bool { return refersTo(n, image) }) {
+		if slices.ContainsFunc(w.names, func(n name.Name) bool { return refersTo(n, image) }) {
 			using = append(using, w.user)
 		}
 	}
@@ -234,7 +234,7 @@ func withoutOwned(users []user) []string {
 	return slices.Compact(found)
 }
 
-func refersTo(n images.Name, image *catalog.Image) bool {
+func refersTo(n name.Name, image *catalog.Image) bool {
 	if image.Repository != n.Path && !strings.HasSuffix(image.Repository, "/"+n.Path) {
 		return false
 	}

@@ -6,7 +6,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"hash/crc32"
 	"io/fs"
 	"path"
 	"strings"
@@ -17,6 +16,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/zarf-dev/zarf-registry/internal/images/blob"
+	"github.com/zarf-dev/zarf-registry/internal/images/name"
 )
 
 // Files of a Zarf package. zarf.yaml has the checksum of checksums.txt, which lists those of all other files.
@@ -103,15 +103,13 @@ func zarfMismatchError(file, recorded string) error {
 	return fmt.Errorf("%s does not match its checksum in %s: the package was altered or damaged", file, recorded)
 }
 
-// WithZarfTags returns the items and, after each whose name has a tag, the same image under the tag that Zarf's agent
-// replaces it by in pods: the tag, -zarf- and the CRC-32 of the image's name, which distinguishes images of the same
-// path in different registries. References with a digest stay as they are in pods.
-// https://github.com/zarf-dev/zarf/blob/v0.84.0/src/pkg/transform/image.go
+// WithZarfTags returns the items and, after each whose name has a tag, the same image under its [name.ZarfTag].
+// References with a digest stay as they are in pods.
 func WithZarfTags(items []Item) ([]Item, error) {
 	var all []Item
 	for _, item := range items {
 		all = append(all, item)
-		named, err := parseReference(item.Reference)
+		named, err := name.Named(item.Reference)
 		if err != nil {
 			return nil, err
 		}
@@ -119,7 +117,7 @@ func WithZarfTags(items []Item) ([]Item, error) {
 		if !ok {
 			continue
 		}
-		tag := zarfTag(tagged)
+		tag := name.ZarfTag(tagged)
 		renamed, err := reference.WithTag(reference.TrimNamed(named), tag)
 		if err != nil {
 			return nil, fmt.Errorf("image %s: tag %s is too long for --zarf-tags: want at most 128 characters",
@@ -129,8 +127,4 @@ func WithZarfTags(items []Item) ([]Item, error) {
 		all = append(all, item)
 	}
 	return all, nil
-}
-
-func zarfTag(named reference.NamedTagged) string {
-	return fmt.Sprintf("%s-zarf-%d", named.Tag(), crc32.ChecksumIEEE([]byte(named.Name())))
 }

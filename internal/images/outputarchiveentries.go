@@ -3,18 +3,16 @@ package images
 import (
 	"archive/tar"
 	"bytes"
-	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"slices"
 	"strings"
 
-	"github.com/zarf-dev/zarf-registry/internal/oci"
-
 	"github.com/opencontainers/go-digest"
 	"github.com/opencontainers/image-spec/specs-go"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+
+	"github.com/zarf-dev/zarf-registry/internal/oci"
 )
 
 // tarBlock is the block size of a tar archive (POSIX.1, ustar).
@@ -23,17 +21,6 @@ const tarBlock = 512
 // fileHeader returns a tar header that does not depend on user or time.
 func fileHeader(name string, size, mode int64) *tar.Header {
 	return &tar.Header{Typeflag: tar.TypeReg, Name: name, Size: size, Mode: mode, ModTime: epoch}
-}
-
-// WriteArchive writes whole images as an OCI archive, a tar of an OCI layout. ctr, nerdctl, docker
-// (since 25), podman, skopeo and [Open] read it. Equal images give equal bytes.
-func WriteArchive(ctx context.Context, path string, src Content, images ...Image) error {
-	archive, err := CreateArchive(path)
-	if err != nil {
-		return err
-	}
-	_, err = Pull(ctx, Items(src, images...), archive, Options{FailFast: true})
-	return errors.Join(err, archive.Close())
 }
 
 // annotationThin is the annotation of the index.json of a thin archive.

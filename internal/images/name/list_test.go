@@ -1,4 +1,4 @@
-package images
+package name
 
 import (
 	"errors"
@@ -36,8 +36,6 @@ func TestReadList(t *testing.T) {
 		})
 	}
 }
-
-const emptySum = "sha256:e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
 
 func TestReadListRejects(t *testing.T) {
 	for name, c := range map[string]struct {

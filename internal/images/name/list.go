@@ -1,4 +1,4 @@
-package images
+package name
 
 import (
 	"bufio"
@@ -15,7 +15,7 @@ const DaemonPrefix = "docker-daemon:"
 // maxListLine limits a line of a list file, in bytes. The longest valid reference has about 500.
 const maxListLine = 4096
 
-// ReadList reads a list file with one reference per line, in [CheckReference]'s format. It skips blank
+// ReadList reads a list file with one reference per line, in [Check]'s format. It skips blank
 // lines and comments, which start with # at the beginning of a line or after a blank. Lines may end in
 // CR LF. Duplicates are dropped.
 //
@@ -37,7 +37,7 @@ func ReadList(r io.Reader, name string) ([]string, error) {
 		if ref == "" || seen[ref] {
 			continue
 		}
-		if err := CheckReference(ref); err != nil {
+		if err := Check(ref); err != nil {
 			return nil, fmt.Errorf("%s:%d: %w", name, line, err)
 		}
 		seen[ref] = true
@@ -64,12 +64,12 @@ func withoutComment(line string) string {
 	return line
 }
 
-// CheckReference checks that ref is a reference as Docker and containerd parse it, optionally after
+// Check checks that ref is a reference as Docker and containerd parse it, optionally after
 // [DaemonPrefix].
-func CheckReference(ref string) error {
+func Check(ref string) error {
 	if ref == DaemonPrefix {
 		return fmt.Errorf("image reference %q: has no name after the colon: want one as in %snginx:1.27", ref, DaemonPrefix)
 	}
-	_, err := parseReference(strings.TrimPrefix(ref, DaemonPrefix))
+	_, err := Named(strings.TrimPrefix(ref, DaemonPrefix))
 	return err
 }

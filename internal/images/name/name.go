@@ -1,9 +1,12 @@
-package images
+// Package name parses names of images as users, archives and pods give them, and turns them into names in registries.
+// It knows neither registries nor images.
+package name
 
 import (
 	"cmp"
 	"errors"
 	"fmt"
+	"hash/crc32"
 	"strings"
 
 	"github.com/distribution/reference"
@@ -27,11 +30,11 @@ import (
 //
 // Images with the same path in two registries share a repository unless a [Prefix] separates them.
 func Repository(ref string) (repository, tagOrDigest string, err error) {
-	named, err := parseReference(ref)
+	named, err := Named(ref)
 	if err != nil {
 		return "", "", err
 	}
-	return reference.Path(named), tagOf(named), nil
+	return reference.Path(named), Tag(named), nil
 }
 
 // Name is a parsed image reference: with a tag or a digest, not both.
@@ -40,13 +43,13 @@ type Name struct {
 	Path     string // of the repository
 	Digest   digest.Digest
 	Tag      string
-	// ZarfTag is the tag under which Zarf serves the image instead of Tag. See [WithZarfTags].
+	// ZarfTag is the tag under which Zarf serves the image instead of Tag. See [ZarfTag].
 	ZarfTag string
 }
 
-// ParseName parses a reference as [Repository] does.
-func ParseName(ref string) (Name, error) {
-	named, err := parseReference(ref)
+// Parse parses a reference as [Repository] does.
+func Parse(ref string) (Name, error) {
+	named, err := Named(ref)
 	if err != nil {
 		return Name{}, err
 	}
@@ -55,14 +58,14 @@ func ParseName(ref string) (Name, error) {
 	case reference.Digested:
 		n.Digest = named.Digest()
 	case reference.NamedTagged:
-		n.Tag, n.ZarfTag = named.Tag(), zarfTag(named)
+		n.Tag, n.ZarfTag = named.Tag(), ZarfTag(named)
 	}
 	return n, nil
 }
 
 // String returns the complete reference: docker.io/library/nginx:latest.
 func (n Name) String() string {
-	return joinReference(n.Registry+"/"+n.Path, cmp.Or(n.Digest.String(), n.Tag))
+	return Join(n.Registry+"/"+n.Path, cmp.Or(n.Digest.String(), n.Tag))
 }
 
 // Prefix is put before the path of every repository that images are pushed to: with the prefix
@@ -98,8 +101,8 @@ func (p Prefix) Join(path string) string {
 	return string(p) + "/" + path
 }
 
-// parseReference parses a reference. The result has a tag or a digest.
-func parseReference(ref string) (reference.Named, error) {
+// Named parses a reference as [Repository] does. The result has a tag or a digest.
+func Named(ref string) (reference.Named, error) {
 	named, err := reference.ParseDockerRef(ref)
 	if err != nil {
 		if errors.Is(err, reference.ErrNameContainsUppercase) {
@@ -115,7 +118,8 @@ func parseReference(ref string) (reference.Named, error) {
 	return named, nil
 }
 
-func tagOf(named reference.Named) string {
+// Tag returns the tag or digest of a reference that [Named] returned.
+func Tag(named reference.Named) string {
 	if digested, ok := named.(reference.Digested); ok {
 		return digested.Digest().String()
 	}
@@ -124,25 +128,32 @@ func tagOf(named reference.Named) string {
 
 // Host returns the registry of a reference as it is dialed: registry-1.docker.io for Docker Hub.
 func Host(ref string) (string, error) {
-	named, err := parseReference(ref)
+	named, err := Named(ref)
 	if err != nil {
 		return "", err
 	}
-	return dialHost(reference.Domain(named)), nil
+	return HostOf(named), nil
 }
 
-// dialHost returns the host that serves a registry's domain.
-func dialHost(domain string) string {
-	if domain == "docker.io" {
-		return "registry-1.docker.io"
+// HostOf returns the host that serves a reference's registry.
+func HostOf(named reference.Named) string {
+	if domain := reference.Domain(named); domain != "docker.io" {
+		return domain
 	}
-	return domain
+	return "registry-1.docker.io"
 }
 
-// joinReference joins a repository and a tag or digest.
-func joinReference(repository, tagOrDigest string) string {
+// Join joins a repository and a tag or digest.
+func Join(repository, tagOrDigest string) string {
 	if _, err := digest.Parse(tagOrDigest); err == nil {
 		return repository + "@" + tagOrDigest
 	}
 	return repository + ":" + tagOrDigest
+}
+
+// ZarfTag returns the tag that Zarf's agent replaces a reference's by in pods: the tag, -zarf- and the CRC-32 of the
+// image's name, which distinguishes images of the same path in different registries.
+// https://github.com/zarf-dev/zarf/blob/v0.84.0/src/pkg/transform/image.go
+func ZarfTag(named reference.NamedTagged) string {
+	return fmt.Sprintf("%s-zarf-%d", named.Tag(), crc32.ChecksumIEEE([]byte(named.Name())))
 }

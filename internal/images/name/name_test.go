@@ -1,9 +1,14 @@
-package images
+package name
 
-import "testing"
+import (
+	"fmt"
+	"strings"
+	"testing"
+)
+
+const emptySum = "sha256:e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
 
 func TestRepository(t *testing.T) {
-	const sum = "sha256:e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
 	for name, c := range map[string]struct{ ref, repository, tag string }{
 		"a bare name is Docker Hub's latest": {"nginx", "library/nginx", "latest"},
 		"a bare name keeps its tag":          {"nginx:1.27", "library/nginx", "1.27"},
@@ -19,8 +24,8 @@ func TestRepository(t *testing.T) {
 		"localhost":                          {"localhost/x:1", "x", "1"},
 		"a name whose first part is not a host": {"zarf-registry/registry:0.1.0", "zarf-registry/registry",
 			"0.1.0"},
-		"a digest":                             {"quay.io/a/b@" + sum, "a/b", sum},
-		"a digest takes precedence over a tag": {"quay.io/a/b:1@" + sum, "a/b", sum},
+		"a digest":                             {"quay.io/a/b@" + emptySum, "a/b", emptySum},
+		"a digest takes precedence over a tag": {"quay.io/a/b:1@" + emptySum, "a/b", emptySum},
 		"a tag of cosign": {"ghcr.io/a/b:sha256-e3b0c442.sig", "a/b",
 			"sha256-e3b0c442.sig"},
 		"upper case makes the first part a registry's name": {"MyHost/a:1", "a", "1"},
@@ -40,7 +45,7 @@ func TestRepository(t *testing.T) {
 		"a short digest":     "a@sha256:abc",
 		"no tag after colon": "nginx:",
 		"blanks":             "my image",
-		"an image id":        sum[len("sha256:"):],
+		"an image id":        emptySum[len("sha256:"):],
 	} {
 		t.Run("rejects "+name, func(t *testing.T) {
 			if repository, tag, err := Repository(ref); err == nil {
@@ -51,13 +56,30 @@ func TestRepository(t *testing.T) {
 }
 
 func TestNamesAreComplete(t *testing.T) {
-	const sum = "sha256:e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
 	for ref, want := range map[string]string{
 		"nginx": "docker.io/library/nginx:latest", "team/a:1": "docker.io/team/a:1", "[::1]:31999/x:1": "[::1]:31999/x:1",
-		"quay.io/a/b:1@" + sum: "quay.io/a/b@" + sum,
+		"quay.io/a/b:1@" + emptySum: "quay.io/a/b@" + emptySum,
 	} {
-		if n, err := ParseName(ref); err != nil || n.String() != want {
+		if n, err := Parse(ref); err != nil || n.String() != want {
 			t.Errorf("%s is %s, error %v, want %s", ref, n, err, want)
+		}
+	}
+}
+
+func TestPrefix(t *testing.T) {
+	for text, want := range map[string]string{"": "library/nginx", "team": "team/library/nginx",
+		"/a/b-c/": "a/b-c/library/nginx"} {
+		p, err := ParsePrefix(text)
+		if err != nil {
+			t.Errorf("%q: %v", text, err)
+		}
+		if got, tag, err := p.Repository("nginx"); err != nil || got != want || tag != "latest" {
+			t.Errorf("%q: %s:%s, %v", text, got, tag, err)
+		}
+	}
+	for _, text := range []string{"/", "Team", "a//b", "a:1", "-a", "a b"} {
+		if p, err := ParsePrefix(text); err == nil || !strings.Contains(err.Error(), fmt.Sprintf("prefix %q", text)) {
+			t.Errorf("%q: %q, %v", text, p, err)
 		}
 	}
 }

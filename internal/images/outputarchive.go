@@ -60,6 +60,17 @@ func CreateArchive(path string) (*Archive, error) {
 	return &Archive{path: path, file: file, places: map[digest.Digest]*place{}}, nil
 }
 
+// WriteArchive writes whole images as an OCI archive, a tar of an OCI layout. ctr, nerdctl, docker
+// (since 25), podman, skopeo and [Open] read it. Equal images give equal bytes.
+func WriteArchive(ctx context.Context, path string, src Content, images ...Image) error {
+	archive, err := CreateArchive(path)
+	if err != nil {
+		return err
+	}
+	_, err = Pull(ctx, Items(src, images...), archive, Options{FailFast: true})
+	return errors.Join(err, archive.Close())
+}
+
 // Omit makes the archive thin: it has all manifests, but not the other blobs for which omit returns true. [Push] has
 // the registry complete the images from what it has. Other tools cannot read a thin archive. Call it before [Pull].
 func (a *Archive) Omit(omit func(digest.Digest) bool) { a.omit = omit }
