@@ -31,8 +31,8 @@ type Output interface {
 // leaves no partial image, and the next one resumes it. An archive is written at the end, unless ctx ends, no image is
 // complete, or with [Options.FailFast] one failed.
 //
-// Pull returns the results of the images that the output contains, and the errors of the others. If the disk is full, it
-// stops.
+// Pull returns the results of the images that the output contains, and the errors of the others. If the disk is full,
+// it stops.
 func Pull(ctx context.Context, items []Item, out Output, opts Options) ([]Result, error) {
 	opts = opts.withDefaults()
 	slots := semaphore.NewWeighted(int64(opts.Concurrency))
