@@ -274,7 +274,7 @@ func (r *repositoryDeletion) untagAll(ctx context.Context, removed map[digest.Di
 		if !removed[d] {
 			return nil
 		}
-		return r.Registry.untag(ctx, r.repository, tag, d, func() error {
+		return r.untag(ctx, r.repository, tag, d, func() error {
 			_, err := r.intent.Delete(ctx, dir)
 			return err
 		})
