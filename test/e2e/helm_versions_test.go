@@ -9,66 +9,68 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/release/state"
 )
 
-// helmVersions are those that roll back in different ways: up to 3.21, Helm refuses to create objects that exist and
-// that the failed revision lacks; Helm 4 applies on the server.
-var helmVersions = []string{"helm-3.18", "helm-3.21", "helm4"}
+// TestHelm318, TestHelm321 and TestHelm4 install, switch and roll back, also after switches that failed, with versions
+// of Helm that roll back in different ways: Helm 3 refuses to create objects that exist and that the failed revision
+// lacks; Helm 4 applies on the server.
+func TestHelm318(t *testing.T) { testRollbacks(t, "helm-3.18", "e2e-helm-318") }
+func TestHelm321(t *testing.T) { testRollbacks(t, "helm-3.21", "e2e-helm-321") }
+func TestHelm4(t *testing.T)   { testRollbacks(t, "helm4", "e2e-helm-4") }
 
-// TestHelmVersions installs, switches and rolls back with more versions of Helm than TestHelm, also switches that failed.
-func TestHelmVersions(t *testing.T) {
+func testRollbacks(t *testing.T, version, cluster string) {
+	t.Helper()
 	onlyInLongRuns(t)
-	w := ownCluster(t, "e2e-helm-versions", layout{open: true})
-	for i, version := range helmVersions {
-		w.helm = strings.TrimSpace(run(t, w.testcluster, "tool", version))
-		with := version + ": "
-		must(t, with+"install in nodeport mode", func(t *testing.T) {
-			w.helmChart(t, "install", nodePortMode)
-			w.isIn(t, state.ModeNodePort, state.SourceValue)
-			if i == 0 { // the volume is retained
-				w.pushFresh(t)
-			}
-		})
-		nodePort := w.revision(t)
-		w.underLoop(t, with+"switch to proxy mode", func(t *testing.T) {
-			w.helmChart(t, "upgrade", proxyMode)
-			w.isIn(t, state.ModeProxy, state.SourceValue)
-		})
-		proxies := w.revision(t)
-		w.failedSwitches(t, with, state.ModeProxy, state.ModeNodePort)
-		w.underLoop(t, with+"rollback to nodeport mode", func(t *testing.T) {
-			w.rollback(t, nodePort)
-			w.isIn(t, state.ModeNodePort, state.SourceValue)
-		})
-		w.failedSwitches(t, with, state.ModeNodePort, state.ModeProxy)
-		w.underLoop(t, with+"rollback to proxy mode", func(t *testing.T) {
-			w.rollback(t, proxies)
-			w.isIn(t, state.ModeProxy, state.SourceValue)
-		})
-		must(t, with+"rollback from an external registry", func(t *testing.T) {
-			working := w.revision(t)
-			w.helmChart(t, "upgrade", "--set=registryURL=registry.example.com,registryProxy=null")
-			out, errOut, err := try(w.command(t, w.helm, "rollback", release, working, "-n", namespace, "--timeout", "5m"))
-			if err == nil {
-				t.Fatalf("it succeeded: %s", out)
-			}
-			if job := w.jobLog(t, "rollback"); !strings.Contains(job+errOut, "then helm upgrade with --reset-values") {
-				t.Errorf("the Job does not name the commands: %s %s", errOut, job)
-			}
-			w.helmChart(t, "upgrade", proxyMode, "--reset-values")
-			w.isIn(t, state.ModeProxy, state.SourceValue)
-			stop := w.freshLoop(t, nothingFails) // the images are there
-			time.Sleep(5 * time.Second)
-			stop()
-		})
-		must(t, with+"uninstall leaves only the volume", w.uninstall)
-	}
+	w := ownCluster(t, cluster, layout{open: true})
+	w.helm = strings.TrimSpace(run(t, w.testcluster, "tool", version))
+	must(t, "install in nodeport mode", func(t *testing.T) {
+		w.helmChart(t, "install", nodePortMode)
+		w.isIn(t, state.ModeNodePort, state.SourceValue)
+		w.pushFresh(t)
+	})
+	w.underLoop(t, "switch to proxy mode", func(t *testing.T) {
+		w.helmChart(t, "upgrade", proxyMode)
+		w.isIn(t, state.ModeProxy, state.SourceValue)
+	})
+	w.failedSwitches(t, state.ModeProxy, state.ModeNodePort)
+	proxies := w.revision(t) // Helm keeps ten
+	w.underLoop(t, "switch to nodeport mode", func(t *testing.T) {
+		w.helmChart(t, "upgrade", nodePortMode)
+		w.isIn(t, state.ModeNodePort, state.SourceValue)
+	})
+	nodePort := w.revision(t)
+	w.underLoop(t, "rollback to proxy mode", func(t *testing.T) {
+		w.rollback(t, proxies)
+		w.isIn(t, state.ModeProxy, state.SourceValue)
+	})
+	w.underLoop(t, "rollback to nodeport mode", func(t *testing.T) {
+		w.rollback(t, nodePort)
+		w.isIn(t, state.ModeNodePort, state.SourceValue)
+	})
+	w.failedSwitches(t, state.ModeNodePort, state.ModeProxy)
+	must(t, "rollback from an external registry", func(t *testing.T) {
+		working := w.revision(t)
+		w.helmChart(t, "upgrade", "--set=registryURL=registry.example.com,registryProxy=null")
+		out, errOut, err := try(w.command(t, w.helm, "rollback", release, working, "-n", namespace, "--timeout", "5m"))
+		if err == nil {
+			t.Fatalf("it succeeded: %s", out)
+		}
+		if job := w.jobLog(t, "rollback"); !strings.Contains(job+errOut, "then helm upgrade with --reset-values") {
+			t.Errorf("the Job does not name the commands: %s %s", errOut, job)
+		}
+		w.helmChart(t, "upgrade", nodePortMode, "--reset-values")
+		w.isIn(t, state.ModeNodePort, state.SourceValue)
+		stop := w.freshLoop(t, nothingFails) // the images are there
+		time.Sleep(5 * time.Second)
+		stop()
+	})
+	must(t, "uninstall leaves only the volume", w.uninstall)
 }
 
 // failedSwitches tries to switch from a mode in ways that fail in each phase, and goes back, with helm rollback and by
 // itself.
-func (w *world) failedSwitches(t *testing.T, with string, mode, to state.Mode) {
+func (w *world) failedSwitches(t *testing.T, mode, to state.Mode) {
 	t.Helper()
 	atomic := "--atomic"
-	if strings.HasPrefix(with, "helm4") {
+	if strings.Contains(w.helm, "helm4") {
 		atomic = "--rollback-on-failure"
 	}
 	w.kubectlApply(t, strings.ReplaceAll(noProbes, "MODE", string(to)))
@@ -82,7 +84,7 @@ func (w *world) failedSwitches(t *testing.T, with string, mode, to state.Mode) {
 		{"its post-upgrade hook", "post-upgrade", "--set=initHook.timeout=60s"},
 	} {
 		for _, way := range []string{"helm rollback", atomic} {
-			w.underLoop(t, with+"a switch from "+string(mode)+" mode fails in "+f.phase+": "+way, func(t *testing.T) {
+			w.underLoop(t, "a switch from "+string(mode)+" mode fails in "+f.phase+": "+way, func(t *testing.T) {
 				working := w.revision(t)
 				args := []string{fmt.Sprintf("--set=registryProxy=%t", to == state.ModeProxy), f.set}
 				if way == atomic {
