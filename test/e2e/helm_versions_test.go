@@ -9,17 +9,28 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/release/state"
 )
 
-// TestHelm318, TestHelm321 and TestHelm4 install, switch and roll back, also after switches that failed, with versions
-// of Helm that roll back in different ways: Helm 3 refuses to create objects that exist and that the failed revision
-// lacks; Helm 4 applies on the server.
-func TestHelm318(t *testing.T) { testRollbacks(t, "helm-3.18", "e2e-helm-318") }
-func TestHelm321(t *testing.T) { testRollbacks(t, "helm-3.21", "e2e-helm-321") }
-func TestHelm4(t *testing.T)   { testRollbacks(t, "helm4", "e2e-helm-4") }
-
-func testRollbacks(t *testing.T, version, cluster string) {
-	t.Helper()
+// TestHelm318 has the oldest version of Helm that is supported.
+func TestHelm318(t *testing.T) {
 	onlyInLongRuns(t)
-	w := ownCluster(t, cluster, layout{open: true})
+	testRollbacks(t, ownCluster(t, "e2e-helm-318", layout{open: true}), "helm-3.18")
+}
+
+// TestHelm321 has the newest Helm 3.
+func TestHelm321(t *testing.T) {
+	onlyInLongRuns(t)
+	testRollbacks(t, ownCluster(t, "e2e-helm-321", layout{open: true}), "helm-3.21")
+}
+
+// TestHelm4 has Helm 4, which applies on the server.
+func TestHelm4(t *testing.T) {
+	onlyInLongRuns(t)
+	testRollbacks(t, ownCluster(t, "e2e-helm-4", layout{open: true}), "helm4")
+}
+
+// testRollbacks installs, switches and rolls back, also after switches that failed. Helm 3 refuses to create objects
+// that exist and that the failed revision lacks.
+func testRollbacks(t *testing.T, w *world, version string) {
+	t.Helper()
 	w.helm = strings.TrimSpace(run(t, w.testcluster, "tool", version))
 	must(t, "install in nodeport mode", func(t *testing.T) {
 		w.helmChart(t, "install", nodePortMode)
