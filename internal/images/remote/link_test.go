@@ -462,10 +462,21 @@ func TestLinkThatIsCutEveryFewSeconds(t *testing.T) {
 		dial := opts.DialContext
 		opts.DialContext = func(ctx context.Context, network, address string) (net.Conn, error) {
 			c, err := dial(ctx, network, address)
-			if err == nil {
-				time.AfterFunc(between, func() { broken.Add(1); c.Close() })
+			if err != nil {
+				return nil, err
 			}
-			return c, err
+			before := l.wire.Load() + l.back.Load()
+			var cut func()
+			cut = func() {
+				if l.wire.Load()+l.back.Load()-before < rate/8 { // on a slow machine, not before it has made progress
+					time.AfterFunc(between/4, cut)
+					return
+				}
+				broken.Add(1)
+				c.Close()
+			}
+			time.AfterFunc(between, cut)
+			return c, nil
 		}
 		opts.Rate = NewRate(rate)
 		opts.Retries = 3
