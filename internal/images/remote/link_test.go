@@ -479,7 +479,7 @@ func TestLinkThatIsCutEveryFewSeconds(t *testing.T) {
 			return c, nil
 		}
 		opts.Rate = NewRate(rate)
-		opts.Retries = 3
+		opts.Retries = 6 // fewer than cuts
 	})
 	repo := repository(t, client, "cut")
 	desc := describe(raw)
