@@ -24,11 +24,12 @@ func (h *Hook) Rollback(ctx context.Context) error {
 	})
 }
 
-// checkClaim refuses a rollback from external mode, whose revisions lack the claim.
+// checkClaim refuses a rollback from external mode, whose revisions lack the claim. What is desired, prepare has already
+// changed.
 func (r *run) checkClaim(ctx context.Context) (string, error) {
 	name := r.Settings.Storage.Claim.Name
 	_, saved, err := r.LoadState(ctx)
-	if err != nil || name == "" || saved == nil || saved.Desired.Mode != state.ModeExternal {
+	if err != nil || name == "" || saved == nil || saved.Current == nil || saved.Current.Mode != state.ModeExternal {
 		return "nothing to do", err
 	}
 	_, err = r.inspection().Cluster.Claims.Get(ctx, name, metav1.GetOptions{})

@@ -39,7 +39,7 @@ func TestRollbackGivesUpDaemonSetsWithoutTheirPods(t *testing.T) {
 
 func TestRollbackFromExternalModeNamesTheCommandForTheClaim(t *testing.T) {
 	t.Parallel()
-	b := newBench(t, savedWith(t, func(s *state.State) { s.Desired.Mode = state.ModeExternal }),
+	b := newBench(t, savedWith(t, func(s *state.State) { s.Current = &state.Settings{Mode: state.ModeExternal} }),
 		&corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "zarf", Name: "zarf-registry"}})
 	b.mode(state.ModeProxy)
 	b.hook.Settings.Storage.Claim.Name, b.hook.Settings.Release = "zarf-registry", "images"
