@@ -24,8 +24,8 @@ func (h *Hook) Rollback(ctx context.Context) error {
 	})
 }
 
-// checkClaim refuses a rollback from external mode, whose revisions lack the claim. What is desired, prepare has already
-// changed.
+// checkClaim refuses a rollback from external mode, whose revisions lack the claim. prepare has already changed what is
+// desired.
 func (r *run) checkClaim(ctx context.Context) (string, error) {
 	name := r.Settings.Storage.Claim.Name
 	_, saved, err := r.LoadState(ctx)

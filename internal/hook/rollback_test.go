@@ -39,11 +39,15 @@ func TestRollbackGivesUpDaemonSetsWithoutTheirPods(t *testing.T) {
 
 func TestRollbackFromExternalModeNamesTheCommandForTheClaim(t *testing.T) {
 	t.Parallel()
-	b := newBench(t, savedWith(t, func(s *state.State) { s.Current = &state.Settings{Mode: state.ModeExternal} }),
+	b := newBench(t, savedWith(t, func(s *state.State) {
+		external := s.Desired
+		external.Mode = state.ModeExternal
+		s.Current = &external
+	}),
 		&corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "zarf", Name: "zarf-registry"}})
 	b.mode(state.ModeProxy)
 	b.hook.Settings.Storage.Claim.Name, b.hook.Settings.Release = "zarf-registry", "images"
-	b.mustFail(b.hook.Rollback(t.Context()), true, "cannot take back PersistentVolumeClaim zarf/zarf-registry", "helm upgrade with",
-		"helm get values images --namespace zarf --revision REVISION")
+	b.mustFail(b.hook.Rollback(t.Context()), true, "cannot take back PersistentVolumeClaim zarf/zarf-registry",
+		"helm upgrade with", "helm get values images --namespace zarf --revision REVISION")
 	b.mustNotWrite()
 }
