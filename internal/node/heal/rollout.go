@@ -65,7 +65,7 @@ func count(value any) string {
 	return "0"
 }
 
-// proxyPod is the part of a proxy's pod that decisions about its rollout need.
+// proxyPod is the part of a pod of a proxy, or of the registry, that decisions about rollouts need.
 type proxyPod struct {
 	Metadata struct {
 		Name              string            `json:"name"`
@@ -129,6 +129,11 @@ func (p proxyPod) view() rollout.Pod {
 	return v
 }
 
+func (p proxyPod) isReadyRegistry() bool {
+	return p.Metadata.Labels[names.LabelComponent] == names.ComponentRegistry && p.Metadata.DeletionTimestamp == "" &&
+		isReady(p.Status.Conditions)
+}
+
 // items is a list of objects.
 type items[T any] struct {
 	Items []T `json:"items"`
@@ -142,11 +147,11 @@ const patience = time.Minute
 // too, but does not run where a rendering is applied, before helm --wait has seen that all pods are current, or later,
 // for nodes that return.
 func (h *Healer) continueRollouts(ctx context.Context) {
-	served := time.Now()
+	var away time.Time
 	for ctx.Err() == nil {
 		client, err := h.config.Connect()
 		if err == nil {
-			err = client.continueRollouts(ctx, &served, h.config.Logger.Info)
+			err = client.continueRollouts(ctx, &away, h.config.Logger.Info)
 			client.HTTP.CloseIdleConnections()
 		}
 		if err != nil && ctx.Err() == nil {
@@ -159,8 +164,9 @@ func (h *Healer) continueRollouts(ctx context.Context) {
 	}
 }
 
-// continueRollouts deletes the pods that may be replaced now. served is when the registry was last seen to be ready.
-func (c *Client) continueRollouts(ctx context.Context, served *time.Time, log func(string, ...any)) error {
+// continueRollouts deletes the pods that may be replaced now. away is since when a rollout has seen no ready pod of the
+// registry, or zero.
+func (c *Client) continueRollouts(ctx context.Context, away *time.Time, log func(string, ...any)) error {
 	query := url.Values{"labelSelector": {c.labels(names.ComponentProxy)}}
 	var sets items[proxySet]
 	path := "/apis/apps/v1/namespaces/" + url.PathEscape(c.Namespace) + "/daemonsets"
@@ -172,12 +178,21 @@ func (c *Client) continueRollouts(ctx context.Context, served *time.Time, log fu
 		return v.MaxSurge != "" || !v.Observed || v.Updated >= v.Desired
 	})
 	if len(sets.Items) == 0 {
+		*away = time.Time{}
 		return nil
 	}
 	var pods items[proxyPod]
+	query = url.Values{"labelSelector": {c.labels(names.ComponentProxy, names.ComponentRegistry)}}
 	if err := c.do(ctx, http.MethodGet, c.pods(), query, "", nil, &pods); err != nil {
-		return fmt.Errorf("listing the proxies in namespace %s: %w", c.Namespace, err)
+		return fmt.Errorf("listing the proxies and the registry's pods in namespace %s: %w", c.Namespace, err)
 	}
+	switch {
+	case slices.ContainsFunc(pods.Items, proxyPod.isReadyRegistry):
+		*away = time.Time{}
+	case away.IsZero():
+		*away = time.Now()
+	}
+	keep := !away.IsZero() && time.Since(*away) < patience
 	for _, set := range sets.Items {
 		views, ready := []rollout.Pod{}, map[string]bool{}
 		for _, p := range pods.Items {
@@ -201,19 +216,10 @@ func (c *Client) continueRollouts(ctx context.Context, served *time.Time, log fu
 				ready[node] = is
 			}
 		}
-		replace := rollout.Continue(set.view(), views, ready)
-		if slices.ContainsFunc(replace, func(p rollout.Pod) bool { return p.Ready }) {
-			serves, err := c.registryReady(ctx)
-			if err != nil {
-				return err
+		for _, p := range rollout.Continue(set.view(), views, ready) {
+			if keep && p.Ready {
+				continue
 			}
-			if serves {
-				*served = time.Now()
-			} else if time.Since(*served) < patience {
-				replace = slices.DeleteFunc(replace, func(p rollout.Pod) bool { return p.Ready })
-			}
-		}
-		for _, p := range replace {
 			err := c.do(ctx, http.MethodDelete, c.pods()+"/"+url.PathEscape(p.Name), nil, "application/json",
 				map[string]any{"preconditions": map[string]any{"uid": p.UID}}, nil)
 			switch {
@@ -226,19 +232,6 @@ func (c *Client) continueRollouts(ctx context.Context, served *time.Time, log fu
 		}
 	}
 	return nil
-}
-
-// registryReady reports whether the registry has a ready pod.
-func (c *Client) registryReady(ctx context.Context) (bool, error) {
-	var pods items[proxyPod]
-	query := url.Values{"labelSelector": {c.labels(names.ComponentRegistry)}}
-	if err := c.do(ctx, http.MethodGet, c.pods(), query, "", nil, &pods); err != nil {
-		return false, fmt.Errorf("listing the registry's pods in namespace %s: %w", c.Namespace, err)
-	}
-	return slices.ContainsFunc(pods.Items, func(p proxyPod) bool {
-		v := p.view()
-		return v.Ready && !v.Deleting
-	}), nil
 }
 
 // nodeReady reports whether a node is ready.

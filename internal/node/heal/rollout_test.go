@@ -18,7 +18,7 @@ type proxies struct {
 	deleting   map[string]bool
 	strategy   string    // the members of updateStrategy
 	registry   string    // whether the registry is ready; empty: True
-	served     time.Time // when the registry was last seen to be ready
+	away       time.Time // since when the registry was not ready
 	deleted    []string
 	bodies     []string
 }
@@ -42,10 +42,9 @@ func (p *proxies) serve(w http.ResponseWriter, r *http.Request) {
 		_ = json.NewDecoder(r.Body).Decode(&body)
 		p.bodies = append(p.bodies, string(body))
 		p.deleted = append(p.deleted, path[strings.LastIndexByte(path, '/')+1:])
-	case strings.Contains(r.URL.Query().Get("labelSelector"), "(registry)"):
-		fmt.Fprintf(w, `{"items":[{"status":{"conditions":[{"type":"Ready","status":%q}]}}]}`, cmp.Or(p.registry, "True"))
 	case strings.HasSuffix(path, "/pods"):
-		var pods []string
+		pods := []string{fmt.Sprintf(`{"metadata":{"name":"registry","labels":{"app.kubernetes.io/component":"registry"}},
+			"status":{"conditions":[{"type":"Ready","status":%q}]}}`, cmp.Or(p.registry, "True"))}
 		for node, generation := range p.generation {
 			deletion := ""
 			if p.deleting[node] {
@@ -99,17 +98,16 @@ func TestRolloutsThatANodeHoldsUpAreContinued(t *testing.T) {
 		"the registry is not ready": {func(p *proxies) { p.registry = "False" }, nil},
 		"the registry has not been ready for long": {func(p *proxies) {
 			p.registry = "False"
-			p.served = p.served.Add(-patience)
+			p.away = time.Now().Add(-patience)
 		}, []string{"proxy-n1"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			p := &proxies{generation: map[string]string{"n1": "1", "n2": "1", "n3": "1"}, strategy: rolling("0"),
-				served: time.Now(),
-				down:   map[string]bool{"n3": true}, deleting: map[string]bool{"n3": true}}
+				down: map[string]bool{"n3": true}, deleting: map[string]bool{"n3": true}}
 			c.change(p)
 			client := &Client{HTTP: inMemory(t, p.serve), URL: inMemoryURL, Namespace: "zarf", Release: "zarf-registry"}
-			if err := client.continueRollouts(t.Context(), &p.served, func(string, ...any) {}); err != nil {
+			if err := client.continueRollouts(t.Context(), &p.away, func(string, ...any) {}); err != nil {
 				t.Fatal(err)
 			}
 			if !slices.Equal(p.deleted, c.want) {
@@ -121,5 +119,21 @@ func TestRolloutsThatANodeHoldsUpAreContinued(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+func TestPatienceBeginsWithTheRollout(t *testing.T) {
+	t.Parallel()
+	p := &proxies{generation: map[string]string{"n1": "2"}, strategy: `"type":"OnDelete"`,
+		away: time.Now().Add(-patience)} // since an earlier rollout
+	client := &Client{HTTP: inMemory(t, p.serve), URL: inMemoryURL, Namespace: "zarf", Release: "zarf-registry"}
+	for _, template := range []string{"2", "1"} {
+		p.generation["n1"], p.registry = template, "False"
+		if err := client.continueRollouts(t.Context(), &p.away, func(string, ...any) {}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if len(p.deleted) > 0 {
+		t.Errorf("deleted %q while the registry restarts", p.deleted)
 	}
 }
