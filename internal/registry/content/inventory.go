@@ -39,6 +39,7 @@ type Inventory struct {
 	// Damaged are tags and links that contain no digest. What they stand for is unknown.
 	Damaged []Damage
 
+	since        time.Time      // older files of repositories are skipped
 	repositories map[string]int // numbers
 	names        []string       // by number
 	links        []blobLink     // by key
@@ -182,7 +183,9 @@ func (i *Inventory) readRepositories(ctx context.Context) (tags []RepositoryTag,
 	i.repositories = map[string]int{}
 	err = storage.WalkFiles(ctx, i.Driver, storage.RepositoriesPath, func(info storagedriver.FileInfo) error {
 		name := info.Path()
-		if m := storage.RevisionLink.FindStringSubmatch(name); m != nil {
+		if info.ModTime().Before(i.since) {
+			return nil
+		} else if m := storage.RevisionLink.FindStringSubmatch(name); m != nil {
 			repository, _ := i.repository(m[1])
 			key := RepositoryDigest{repository, storage.PathDigest(m[2], m[3])}
 			i.Manifests = append(i.Manifests, StoredManifest{key, info.ModTime()})

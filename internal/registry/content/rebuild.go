@@ -2,7 +2,6 @@ package content
 
 import (
 	"context"
-	"slices"
 	"time"
 
 	"github.com/opencontainers/go-digest"
@@ -49,12 +48,11 @@ func (s *Store) Rebuild(ctx context.Context) error {
 		return err
 	}
 
-	stored := &Inventory{Driver: s.Driver}
+	// A file may get its time before it appears.
+	stored := &Inventory{Driver: s.Driver, since: last.Since.Add(-time.Minute)}
 	if _, err := stored.readRepositories(ctx); err != nil {
 		return err
 	}
-	since := last.Since.Add(-time.Minute) // a file may get its time before it appears
-	manifests := slices.DeleteFunc(stored.Manifests, func(m StoredManifest) bool { return m.Pushed.Before(since) })
 	addLinks := func(ctx context.Context, m StoredManifest) error {
 		links, err := s.backLinksOf(ctx, m.Repository, m.Digest)
 		for _, link := range links {
@@ -64,11 +62,11 @@ func (s *Store) Rebuild(ctx context.Context) error {
 		}
 		return err
 	}
-	if err := storage.InParallel(ctx, manifests, storage.ManifestConcurrency, addLinks); err != nil {
+	if err := storage.InParallel(ctx, stored.Manifests, storage.ManifestConcurrency, addLinks); err != nil {
 		return err
 	}
 	for _, blob := range stored.others {
-		if d, ok := stored.Canonical[blob.digest]; ok && d.Algorithm() == digest.Canonical && !blob.at.Before(since) {
+		if d, ok := stored.Canonical[blob.digest]; ok && d.Algorithm() == digest.Canonical {
 			if err := s.Link(ctx, storage.DigestLinkPath(blob.digest), d); err != nil {
 				return err
 			}

@@ -81,7 +81,7 @@ type manifestDeletion struct {
 	since  time.Time
 	intent *collect.Intent
 	report func(m content.RepositoryDigest, existed bool, kept error)
-	mu     sync.Mutex // held during report
+	mu     sync.Mutex // held during report; guards removed
 }
 
 // repositoryDeletion deletes manifests of a repository.
@@ -89,6 +89,7 @@ type repositoryDeletion struct {
 	*manifestDeletion
 	repository string
 	manifests  [][]digest.Digest // with all digests of each, the given one first
+	removed    map[digest.Digest]bool
 	atOnce     int
 }
 
@@ -99,7 +100,7 @@ func (s *Registry) deleteManifests(ctx context.Context, manifests map[string][]d
 	all := &manifestDeletion{Registry: s, since: since, report: report}
 	repositories, err := storage.InOrder(ctx, slices.Sorted(maps.Keys(manifests)), storage.ManifestConcurrency,
 		func(ctx context.Context, repository string) (*repositoryDeletion, error) {
-			r := &repositoryDeletion{all, repository, nil, max(1, storage.Concurrency/len(manifests))}
+			r := &repositoryDeletion{all, repository, nil, map[digest.Digest]bool{}, max(1, storage.Concurrency/len(manifests))}
 			return r, r.name(ctx, manifests[repository])
 		})
 	if err != nil {
@@ -121,15 +122,14 @@ func (s *Registry) deleteManifests(ctx context.Context, manifests map[string][]d
 
 func (r *repositoryDeletion) delete(ctx context.Context) error {
 	var mu sync.Mutex
-	removed := map[digest.Digest]bool{}
 	// Indexes come first: what they contain is deleted once nothing refers to it.
 	for pending := r.manifests; len(pending) > 0; {
 		var referred [][]digest.Digest
 		var reasons []error
 		err := storage.InParallel(ctx, pending, r.atOnce, func(ctx context.Context, names []digest.Digest) error {
 			kept, index, err := r.check(ctx, names)
-			existed, remove := false, err == nil && kept == nil && index == ""
-			if remove {
+			existed := false
+			if err == nil && kept == nil && index == "" {
 				existed, err = r.remove(ctx, names)
 			}
 			switch {
@@ -137,15 +137,10 @@ func (r *repositoryDeletion) delete(ctx context.Context) error {
 				return fmt.Errorf("deleting %s@%s: %w", r.repository, names[0], err)
 			case index == "":
 				r.done(names, existed, kept)
+				return nil
 			}
 			mu.Lock()
 			defer mu.Unlock()
-			for _, d := range names {
-				removed[d] = remove
-			}
-			if index == "" {
-				return nil
-			}
 			referred = append(referred, names)
 			reasons = append(reasons, request.Denied("index %s@%s refers to %s", r.repository, index, names[0]))
 			return nil
@@ -161,12 +156,15 @@ func (r *repositoryDeletion) delete(ctx context.Context) error {
 		}
 		pending = referred
 	}
-	return r.untagAll(ctx, removed)
+	return r.untagAll(ctx)
 }
 
 func (r *repositoryDeletion) done(names []digest.Digest, existed bool, kept error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	for _, d := range names {
+		r.removed[d] = kept == nil
+	}
 	r.report(content.RepositoryDigest{Repository: r.repository, Digest: names[0]}, existed, kept)
 }
 
@@ -263,7 +261,7 @@ func (r *repositoryDeletion) remove(ctx context.Context, names []digest.Digest) 
 
 // untagAll removes the tags of removed manifests, also those that an interrupted deletion has left. A push may have
 // stored such a manifest again: its tag, if it has one, comes after the intent.
-func (r *repositoryDeletion) untagAll(ctx context.Context, removed map[digest.Digest]bool) error {
+func (r *repositoryDeletion) untagAll(ctx context.Context) error {
 	tags, err := storage.List(ctx, r.Driver, storage.TagsDir(r.repository))
 	if err != nil {
 		return err
@@ -271,7 +269,7 @@ func (r *repositoryDeletion) untagAll(ctx context.Context, removed map[digest.Di
 	return storage.InParallel(ctx, tags, r.atOnce, func(ctx context.Context, dir string) error {
 		tag := path.Base(dir)
 		d := r.Tagged(ctx, r.repository, tag)
-		if !removed[d] {
+		if !r.removed[d] {
 			return nil
 		}
 		return r.untag(ctx, r.repository, tag, d, func() error {

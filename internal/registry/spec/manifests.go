@@ -53,11 +53,8 @@ func (m manifestStore) put(
 		}
 		return "", err
 	}
-	in.store = func() error {
-		stored, err = m.store(ctx, manifest, pushed, options...)
-		return err
-	}
-	err = in.store()
+	in.store = func() (digest.Digest, error) { return m.store(ctx, manifest, pushed, options...) }
+	stored, err = in.store()
 	if hasForbiddenURLs(err) {
 		return "", errcode.ErrorCodeManifestInvalid.WithMessage("a layer of the image is stored at a URL from which this " +
 			"registry does not let nodes pull")

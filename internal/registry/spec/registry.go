@@ -71,14 +71,14 @@ func (s *Registry) ServeHTTP(w http.ResponseWriter, r *http.Request) { s.limited
 // intent is what a request asks for beyond what distribution knows. It is in the request's context, for the stores that
 // distribution calls.
 type intent struct {
-	push      push               // of a manifest
-	admission *collect.Admission // of that; nil of other requests
-	store     func() error       // stores the manifest, also again after a deletion
-	condition *condition         // of a deletion, or nil
-	mount     digest.Digest      // of the blob to mount, or ""
-	upload    string             // the path and query of an upload
-	status    bool               // the client asks for that of an upload
-	complete  bool               // a manifest exists only if everything that it needs does
+	push      push                          // of a manifest
+	admission *collect.Admission            // of that; nil of other requests
+	store     func() (digest.Digest, error) // stores the manifest, also again after a deletion
+	condition *condition                    // of a deletion, or nil
+	mount     digest.Digest                 // of the blob to mount, or ""
+	upload    string                        // the path and query of an upload
+	status    bool                          // the client asks for that of an upload
+	complete  bool                          // a manifest exists only if everything that it needs does
 }
 
 type intentKey struct{}

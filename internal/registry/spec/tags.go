@@ -54,7 +54,7 @@ func (t *currentTags) Tag(ctx context.Context, tag string, manifest v1.Descripto
 		if found || err != nil {
 			return err
 		}
-		if err := in.store(); err != nil {
+		if _, err := in.store(); err != nil {
 			remove := func() error { return t.TagService.Untag(ctx, tag) }
 			return cmp.Or(t.source.untag(ctx, t.repository, tag, manifest.Digest, remove), err)
 		}
