@@ -147,11 +147,11 @@ const patience = time.Minute
 // too, but does not run where a rendering is applied, before helm --wait has seen that all pods are current, or later,
 // for nodes that return.
 func (h *Healer) continueRollouts(ctx context.Context) {
-	var away time.Time
+	var served time.Time
 	for ctx.Err() == nil {
 		client, err := h.config.Connect()
 		if err == nil {
-			err = client.continueRollouts(ctx, &away, h.config.Logger.Info)
+			err = client.continueRollouts(ctx, &served, h.config.Logger.Info)
 			client.HTTP.CloseIdleConnections()
 		}
 		if err != nil && ctx.Err() == nil {
@@ -164,9 +164,9 @@ func (h *Healer) continueRollouts(ctx context.Context) {
 	}
 }
 
-// continueRollouts deletes the pods that may be replaced now. away is since when a rollout has seen no ready pod of the
-// registry, or zero.
-func (c *Client) continueRollouts(ctx context.Context, away *time.Time, log func(string, ...any)) error {
+// continueRollouts deletes the pods that may be replaced now. served is when the registry was last ready during the
+// rollout, or when that was first seen; zero without a rollout.
+func (c *Client) continueRollouts(ctx context.Context, served *time.Time, log func(string, ...any)) error {
 	query := url.Values{"labelSelector": {c.labels(names.ComponentProxy)}}
 	var sets items[proxySet]
 	path := "/apis/apps/v1/namespaces/" + url.PathEscape(c.Namespace) + "/daemonsets"
@@ -178,7 +178,7 @@ func (c *Client) continueRollouts(ctx context.Context, away *time.Time, log func
 		return v.MaxSurge != "" || !v.Observed || v.Updated >= v.Desired
 	})
 	if len(sets.Items) == 0 {
-		*away = time.Time{}
+		*served = time.Time{}
 		return nil
 	}
 	var pods items[proxyPod]
@@ -186,13 +186,12 @@ func (c *Client) continueRollouts(ctx context.Context, away *time.Time, log func
 	if err := c.do(ctx, http.MethodGet, c.pods(), query, "", nil, &pods); err != nil {
 		return fmt.Errorf("listing the proxies and the registry's pods in namespace %s: %w", c.Namespace, err)
 	}
-	switch {
-	case slices.ContainsFunc(pods.Items, proxyPod.isReadyRegistry):
-		*away = time.Time{}
-	case away.IsZero():
-		*away = time.Now()
+	keep := served.IsZero() // Helm may be about to update the registry
+	if keep || slices.ContainsFunc(pods.Items, proxyPod.isReadyRegistry) {
+		*served = time.Now()
+	} else {
+		keep = time.Since(*served) < patience
 	}
-	keep := !away.IsZero() && time.Since(*away) < patience
 	for _, set := range sets.Items {
 		views, ready := []rollout.Pod{}, map[string]bool{}
 		for _, p := range pods.Items {

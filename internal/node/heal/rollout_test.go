@@ -18,7 +18,7 @@ type proxies struct {
 	deleting   map[string]bool
 	strategy   string    // the members of updateStrategy
 	registry   string    // whether the registry is ready; empty: True
-	away       time.Time // since when the registry was not ready
+	served     time.Time // when the registry was last ready during the rollout
 	deleted    []string
 	bodies     []string
 }
@@ -98,16 +98,16 @@ func TestRolloutsThatANodeHoldsUpAreContinued(t *testing.T) {
 		"the registry is not ready": {func(p *proxies) { p.registry = "False" }, nil},
 		"the registry has not been ready for long": {func(p *proxies) {
 			p.registry = "False"
-			p.away = time.Now().Add(-patience)
+			p.served = time.Now().Add(-patience)
 		}, []string{"proxy-n1"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			p := &proxies{generation: map[string]string{"n1": "1", "n2": "1", "n3": "1"}, strategy: rolling("0"),
-				down: map[string]bool{"n3": true}, deleting: map[string]bool{"n3": true}}
+				served: time.Now(), down: map[string]bool{"n3": true}, deleting: map[string]bool{"n3": true}}
 			c.change(p)
 			client := &Client{HTTP: inMemory(t, p.serve), URL: inMemoryURL, Namespace: "zarf", Release: "zarf-registry"}
-			if err := client.continueRollouts(t.Context(), &p.away, func(string, ...any) {}); err != nil {
+			if err := client.continueRollouts(t.Context(), &p.served, func(string, ...any) {}); err != nil {
 				t.Fatal(err)
 			}
 			if !slices.Equal(p.deleted, c.want) {
@@ -125,11 +125,12 @@ func TestRolloutsThatANodeHoldsUpAreContinued(t *testing.T) {
 func TestPatienceBeginsWithTheRollout(t *testing.T) {
 	t.Parallel()
 	p := &proxies{generation: map[string]string{"n1": "2"}, strategy: `"type":"OnDelete"`,
-		away: time.Now().Add(-patience)} // since an earlier rollout
+		served: time.Now().Add(-patience)} // during an earlier rollout
 	client := &Client{HTTP: inMemory(t, p.serve), URL: inMemoryURL, Namespace: "zarf", Release: "zarf-registry"}
-	for _, template := range []string{"2", "1"} {
-		p.generation["n1"], p.registry = template, "False"
-		if err := client.continueRollouts(t.Context(), &p.away, func(string, ...any) {}); err != nil {
+	// The DaemonSet is updated, and a moment later the registry.
+	for _, look := range []struct{ template, registry string }{{"2", "True"}, {"1", "True"}, {"1", "False"}} {
+		p.generation["n1"], p.registry = look.template, look.registry
+		if err := client.continueRollouts(t.Context(), &p.served, func(string, ...any) {}); err != nil {
 			t.Fatal(err)
 		}
 	}
