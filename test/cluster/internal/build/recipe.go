@@ -241,15 +241,22 @@ func main() { etcdmain.Main(os.Args) }
 `
 
 // CoreDNS' own main package includes the client libraries of three clouds. With only the plugins
-// that a cluster's Corefile names, it builds in a third of the time.
+// that the Corefiles of clusters and of kubeadm name, it builds in a third of the time.
 const coreDNSSource = `package main
 
 import (
 	"github.com/coredns/coredns/coremain"
 	_ "github.com/coredns/coredns/plugin/bind"
+	_ "github.com/coredns/coredns/plugin/cache"
 	_ "github.com/coredns/coredns/plugin/errors"
+	_ "github.com/coredns/coredns/plugin/forward"
+	_ "github.com/coredns/coredns/plugin/health"
 	_ "github.com/coredns/coredns/plugin/kubernetes"
+	_ "github.com/coredns/coredns/plugin/loadbalance"
+	_ "github.com/coredns/coredns/plugin/loop"
+	_ "github.com/coredns/coredns/plugin/metrics"
 	_ "github.com/coredns/coredns/plugin/ready"
+	_ "github.com/coredns/coredns/plugin/reload"
 )
 
 func main() { coremain.Run() }
