@@ -176,6 +176,15 @@ func TestTheReasonForTheModeIsPrinted(t *testing.T) {
 	}
 }
 
+func TestJobsKnowWhetherHelmAdoptsObjects(t *testing.T) {
+	t.Parallel()
+	for version, want := range map[string]bool{"": false, "v3.18.6": false, "3.21.0": false, "v4.3.1": true} {
+		if got := decided(rendering{helmVersion: version}.render(t)).HelmAdopts; got != want {
+			t.Errorf("Helm %q: %t", version, got)
+		}
+	}
+}
+
 func TestRegistryURLIsNormalized(t *testing.T) {
 	t.Parallel()
 	for url, want := range map[string]string{

@@ -44,11 +44,12 @@ var kubeVersion = chartutil.KubeVersion{Version: "v1.31.0", Major: "1", Minor: "
 
 // rendering describes how to render the chart. With only values it is `helm template zarf-registry`.
 type rendering struct {
-	release string         // "" means zarf-registry, or what zarf.compatible needs
-	values  map[string]any // as in a values file
-	cluster *cluster       // nil means that lookup finds nothing, as in helm template
-	upgrade bool
-	version string // of Kubernetes; "" means kubeVersion
+	release     string         // "" means zarf-registry, or what zarf.compatible needs
+	values      map[string]any // as in a values file
+	cluster     *cluster       // nil means that lookup finds nothing, as in helm template
+	upgrade     bool
+	version     string // of Kubernetes; "" means kubeVersion
+	helmVersion string // "" means that of the SDK
 
 	apiVersions []string          // of the API server, in addition to Helm's defaults
 	chart       *chart.Chart      // nil means the chart of this repository
@@ -157,7 +158,7 @@ func (r rendering) output() (*output, error) {
 		return nil, invalidError{err}
 	}
 	cacheable := r.cluster == nil && r.chart == nil && r.digests == nil && r.hookDigests == nil
-	key := fmt.Sprint(r.release, r.upgrade, r.version, r.apiVersions, "\n", string(text))
+	key := fmt.Sprint(r.release, r.upgrade, r.version, r.helmVersion, r.apiVersions, "\n", string(text))
 	if cacheable {
 		if out, ok := outputs.Load(key); ok {
 			return out.(*output).copy(), nil
@@ -243,6 +244,9 @@ func (r rendering) helm(given chartutil.Values) (map[string]string, error) {
 	capabilities.APIVersions = append(slices.Clone(capabilities.APIVersions), r.apiVersions...)
 	if r.version != "" {
 		capabilities.KubeVersion.Version = r.version // templates use neither Major nor Minor
+	}
+	if r.helmVersion != "" {
+		capabilities.HelmVersion.Version = r.helmVersion
 	}
 	c := r.chart
 	if c == nil {

@@ -18,19 +18,22 @@ func (h *Hook) Rollback(ctx context.Context) error {
 	r := h.start()
 	return r.phase(ctx, "rollback", []steps.Step{
 		{Name: "check the claim", Run: r.checkClaim,
-			Why: "Helm cannot take back a claim that it kept, and deleting it would delete the images"},
+			Why: "Helm 3 cannot take back a claim that it kept, and deleting it would delete the images"},
 		{Name: "give up the DaemonSets", Run: steps.OnlyIf(h.Settings.Mode == state.ModeProxy, r.OrphanProxies),
 			Why: "a switch to another mode keeps them, and Helm cannot take them back; their pods go on serving"},
 	})
 }
 
-// checkClaim refuses a rollback from external mode, whose revisions lack the claim. prepare has already changed what is
-// desired.
+// checkClaim refuses a rollback from external mode with Helm 3. Revisions of that mode lack the claim, and Helm 3 takes
+// back only what the revision before had. prepare has already changed what is desired.
 func (r *run) checkClaim(ctx context.Context) (string, error) {
 	name := r.Settings.Storage.Claim.Name
 	_, saved, err := r.LoadState(ctx)
 	if err != nil || name == "" || saved == nil || saved.Current == nil || saved.Current.Mode != state.ModeExternal {
 		return "nothing to do", err
+	}
+	if r.Settings.HelmAdopts {
+		return "Helm takes back the claim", nil
 	}
 	_, err = r.inspection().Cluster.Claims.Get(ctx, name, metav1.GetOptions{})
 	switch {
@@ -39,7 +42,7 @@ func (r *run) checkClaim(ctx context.Context) (string, error) {
 	case err != nil:
 		return "", fmt.Errorf("reading %s: %w", r.Object("PersistentVolumeClaim", name), err)
 	}
-	return "", exitcode.Refuse("helm rollback cannot take back %s, which was kept for its images: run helm get values %s "+
+	return "", exitcode.Refuse("helm rollback of Helm 3 cannot take back %s, which was kept for its images: run helm get values %s "+
 		"--namespace %s --revision REVISION -o yaml >values.yaml, and then helm upgrade with --reset-values -f values.yaml",
 		r.Object("PersistentVolumeClaim", name), r.Settings.Release, r.Settings.Namespace)
 }

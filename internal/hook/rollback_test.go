@@ -50,4 +50,8 @@ func TestRollbackFromExternalModeNamesTheCommandForTheClaim(t *testing.T) {
 	b.mustFail(b.hook.Rollback(t.Context()), true, "cannot take back PersistentVolumeClaim zarf/zarf-registry",
 		"helm upgrade with", "helm get values images --namespace zarf --revision REVISION")
 	b.mustNotWrite()
+	b.hook.Settings.HelmAdopts = true
+	if err := b.hook.Rollback(t.Context()); err != nil {
+		t.Error(err)
+	}
 }

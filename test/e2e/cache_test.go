@@ -73,6 +73,8 @@ func TestCache(t *testing.T) {
 // testStale loses the registry's node, n3: at first connections get no answer, later Kubernetes notices.
 func testStale(t *testing.T, w *world, image string) {
 	left := w.without("n3")
+	// The caches are new: they know an image once a node has pulled all of it.
+	left.pullAgain(t, "n1", image)
 	stop := left.pullLoop(t, "e2e/hello:1")
 	begin := time.Now()
 	run(t, w.testcluster, "unplug", "--name", w.name, "n3")
@@ -91,11 +93,7 @@ func testStale(t *testing.T, w *world, image string) {
 	for i, node := range left.nodes {
 		left.runPod(t, pod(fmt.Sprintf("without-registry-%d", i), node, image))
 	}
-	// A node that has lost all content of the image.
-	left.shell(t, "n1", "crictl --runtime-endpoint "+containerdSocket+` rmi "$1"`, image)
-	if out, err := left.pull(t, "n1", image); err != nil {
-		t.Errorf("%v: %s", err, out)
-	}
+	left.pullAgain(t, "n1", image)
 	stop()
 	var served uint64
 	for _, p := range w.caches(t, 2) {
@@ -112,6 +110,15 @@ func testStale(t *testing.T, w *world, image string) {
 		}
 		return nil
 	})
+}
+
+// pullAgain makes a node with containerd pull all content of an image.
+func (w *world) pullAgain(t *testing.T, node, image string) {
+	t.Helper()
+	w.shell(t, node, "crictl --runtime-endpoint "+containerdSocket+` rmi "$1"`, image)
+	if out, err := w.pull(t, node, image); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
 }
 
 // caches waits until exactly n caches exist, all ready, and returns them.

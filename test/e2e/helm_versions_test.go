@@ -60,14 +60,18 @@ func testRollbacks(t *testing.T, w *world, version string) {
 	must(t, "rollback from an external registry", func(t *testing.T) {
 		working := w.revision(t)
 		w.helmChart(t, "upgrade", "--set=registryURL=registry.example.com,registryProxy=null")
-		out, errOut, err := try(w.command(t, w.helm, "rollback", release, working, "-n", namespace, "--timeout", "5m"))
-		if err == nil {
-			t.Fatalf("it succeeded: %s", out)
+		if w.helm4() {
+			w.rollback(t, working)
+		} else {
+			out, errOut, err := try(w.command(t, w.helm, "rollback", release, working, "-n", namespace, "--timeout", "5m"))
+			if err == nil {
+				t.Fatalf("it succeeded: %s", out)
+			}
+			if job := w.jobLog(t, "rollback"); !strings.Contains(job+errOut, "then helm upgrade with --reset-values") {
+				t.Errorf("the Job does not name the commands: %s %s", errOut, job)
+			}
+			w.helmChart(t, "upgrade", nodePortMode, "--reset-values")
 		}
-		if job := w.jobLog(t, "rollback"); !strings.Contains(job+errOut, "then helm upgrade with --reset-values") {
-			t.Errorf("the Job does not name the commands: %s %s", errOut, job)
-		}
-		w.helmChart(t, "upgrade", nodePortMode, "--reset-values")
 		w.isIn(t, state.ModeNodePort, state.SourceValue)
 		stop := w.freshLoop(t, nothingFails) // the images are there
 		time.Sleep(5 * time.Second)
@@ -76,12 +80,17 @@ func testRollbacks(t *testing.T, w *world, version string) {
 	must(t, "uninstall leaves only the volume", w.uninstall)
 }
 
+// helm4 reports whether the world uses Helm 4.
+func (w *world) helm4() bool {
+	return strings.Contains(w.helm, "helm4")
+}
+
 // failedSwitches tries to switch from a mode in ways that fail in each phase, and goes back, with helm rollback and by
 // itself.
 func (w *world) failedSwitches(t *testing.T, mode, to state.Mode) {
 	t.Helper()
 	atomic := "--atomic"
-	if strings.Contains(w.helm, "helm4") {
+	if w.helm4() {
 		atomic = "--rollback-on-failure"
 	}
 	w.kubectlApply(t, strings.ReplaceAll(noProbes, "MODE", string(to)))

@@ -35,6 +35,9 @@ type Settings struct {
 	ModeSource state.Source `json:"modeSource"`
 	// ModeReason is why a new cluster gets another mode than the default; empty otherwise.
 	ModeReason string `json:"modeReason,omitempty"`
+	// HelmAdopts reports whether the Helm that rendered this takes over objects that exist when it rolls back. Helm 4
+	// does, because it applies on the server.
+	HelmAdopts bool `json:"helmAdopts,omitempty"`
 	// RegistryURL is the external registry, HOST[:PORT][/PATH]; empty in other modes.
 	RegistryURL string `json:"registryURL,omitempty"`
 	// Address is what image references begin with: a loopback address with Port, or RegistryURL.

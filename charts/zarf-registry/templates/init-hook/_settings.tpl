@@ -26,6 +26,9 @@ check; what init-hook can derive from it is not in here. Empty fields may be lef
 {{- with $zr.mode.reason -}}
 {{- $_ := set $settings "modeReason" . -}}
 {{- end -}}
+{{- if not (regexMatch "^v?[23]\\." .Capabilities.HelmVersion.Version) -}}
+{{- $_ := set $settings "helmAdopts" true -}}
+{{- end -}}
 {{- with omit $zr.hookDigests "index" -}}
 {{- $_ := set $settings.push "hookDigests" . -}}
 {{- end -}}
