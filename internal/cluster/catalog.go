@@ -56,29 +56,15 @@ func DeleteManifests(ctx context.Context, transport http.RoundTripper, access re
 	if err != nil {
 		return err
 	}
-	response, err := send(ctx, transport, access, http.MethodPost, url.URL{Path: deletion.Path}, body)
-	if err != nil {
-		return err
-	}
-	defer response.Body.Close()
-	if response.StatusCode != http.StatusOK {
-		return responseError(response)
-	}
-	for events := json.NewDecoder(response.Body); ; {
-		var e deletion.Event
-		switch err := events.Decode(&e); {
-		case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF):
-			return errors.New("the registry stopped in the middle of a deletion: check its pod's log")
-		case err != nil:
-			return err
+	return readEvents(ctx, transport, access, url.URL{Path: deletion.Path}, body, func(e deletion.Event) (bool, error) {
+		switch {
 		case e.Error != "":
-			return errors.New(e.Error)
-		case e.End:
-			return nil
+			return false, errors.New(e.Error)
 		case e.Digest != "":
 			yield(e.Repository, e.Digest, e.Kept)
 		}
-	}
+		return !e.End, nil
+	})
 }
 
 // send sends a request to the registry, with the push credential. Target has a path, and perhaps a query.

@@ -23,7 +23,7 @@ func Collect(
 	ctx context.Context, transport http.RoundTripper, access release.PushAccess, request gc.Request,
 	handle func(gc.Event) error,
 ) error {
-	return readEvents(ctx, transport, access, url.URL{Path: gc.Path, RawQuery: request.Query().Encode()},
+	return readEvents(ctx, transport, access, url.URL{Path: gc.Path, RawQuery: request.Query().Encode()}, nil,
 		func(e gc.Event) (bool, error) {
 			if e.Error != "" {
 				return false, errors.New(e.Error)
@@ -38,7 +38,7 @@ func Scrub(
 	ctx context.Context, transport http.RoundTripper, access release.PushAccess, request scrub.Request,
 	handle func(scrub.Event) error,
 ) error {
-	return readEvents(ctx, transport, access, url.URL{Path: scrub.Path, RawQuery: request.Query().Encode()},
+	return readEvents(ctx, transport, access, url.URL{Path: scrub.Path, RawQuery: request.Query().Encode()}, nil,
 		func(e scrub.Event) (bool, error) {
 			if e.Error != "" {
 				return false, errors.New(e.Error)
@@ -50,10 +50,10 @@ func Scrub(
 // readEvents posts a request and passes the lines of the response to handle until it reports that there are no more, or
 // an error.
 func readEvents[E any](
-	ctx context.Context, transport http.RoundTripper, access release.PushAccess, target url.URL,
+	ctx context.Context, transport http.RoundTripper, access release.PushAccess, target url.URL, body []byte,
 	handle func(E) (more bool, err error),
 ) error {
-	response, err := send(ctx, transport, access, http.MethodPost, target, nil)
+	response, err := send(ctx, transport, access, http.MethodPost, target, body)
 	if err != nil {
 		return err
 	}

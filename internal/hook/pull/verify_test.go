@@ -260,3 +260,33 @@ func TestVerifyingPodsFitIntoQuotas(t *testing.T) {
 		t.Error("proxy mode has a pull secret")
 	}
 }
+
+func TestAdviceFollowsTheModeAndTheComplaint(t *testing.T) {
+	const (
+		proxy = state.ModeProxy
+		port  = state.ModeNodePort
+	)
+	for _, c := range []struct {
+		mode            state.Mode
+		complaint, want string
+	}{
+		{port, "http: server gave HTTP response to HTTPS client", "--set registryProxy=true --set proxy.tls=always"},
+		{proxy, "http: server gave HTTP response to HTTPS client", "on loopback: --set proxy.tls=always"},
+		{proxy, "x509: certificate signed by unknown authority", "nodeConfig.crio.ca=true"},
+		{port, "dial tcp 127.0.0.1:31999: connect: connection refused", adviceNotServed},
+		{port, "unexpected status: 403 Forbidden", adviceNotServed},
+		{proxy, "dial tcp 127.0.0.1:31999: connect: connection refused", "proxy.hostNetwork=true"},
+		{proxy, "unexpected status: 403 Forbidden", "another Service or pod that uses the port"},
+		{port, "401 Unauthorized", "repairs the Secret"},
+		{proxy, "503 Service Unavailable", "logs of the proxy pod on that node and the network policies"},
+		{proxy, "manifest unknown: not found", "helm upgrade again, which pushes it"},
+		{port, "i/o timeout", "registry's port 5001"},
+		{proxy, "i/o timeout", "on CRI-O --set proxy.hostNetwork=true"},
+		{port, "other", "kube-proxy on that node"},
+		{proxy, "other", "logs of the proxy pod on that node"},
+	} {
+		if got := advice(c.mode, c.complaint); !strings.Contains(got, c.want) {
+			t.Errorf("%s, %q: %s", c.mode, c.complaint, got)
+		}
+	}
+}
