@@ -2,9 +2,12 @@ package build
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
+	"maps"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -63,6 +66,12 @@ func TestToolsArePinned(t *testing.T) {
 	for name, recipe := range tools {
 		if !strings.HasPrefix(recipe.Version, "v") || strings.Count(recipe.Version, ".") != 2 {
 			t.Errorf("%s: version %q", name, recipe.Version)
+		}
+		for _, variable := range recipe.Variables { // Renovate changes only Version
+			_, value, _ := strings.Cut(variable, "=")
+			if strings.Count(value, ".") == 2 && strings.TrimPrefix(value, "v") != strings.TrimPrefix(recipe.Version, "v") {
+				t.Errorf("%s: %s, but the version is %s", name, variable, recipe.Version)
+			}
 		}
 		if _, ok := recipe.Programs[name]; !ok {
 			t.Errorf("%s: the recipe builds %v", name, recipe.ProgramNames())
@@ -188,6 +197,50 @@ func TestRuntimesAreNamedLikeTheirRecipes(t *testing.T) {
 	for _, name := range RuntimeNames() {
 		if r, err := Runtime(name); err != nil || r.Name != name {
 			t.Errorf("runtime %s has recipe %q: %v", name, r.Name, err)
+		}
+	}
+}
+
+// TestRenovateFindsVersions checks that the regular expressions of .github/renovate.json find each module whose version
+// may change.
+func TestRenovateFindsVersions(t *testing.T) {
+	var config struct {
+		CustomManagers []struct {
+			MatchStrings    []string
+			DepNameTemplate string
+		}
+	}
+	content, err := os.ReadFile("../../../../.github/renovate.json")
+	if err == nil {
+		err = json.Unmarshal(content, &config)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	found := map[string]bool{}
+	for _, file := range []string{"recipe.go", "tools.go"} {
+		source, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, manager := range config.CustomManagers {
+			for _, expression := range manager.MatchStrings {
+				re := regexp.MustCompile(expression)
+				for _, match := range re.FindAllStringSubmatch(string(source), -1) {
+					module := manager.DepNameTemplate
+					if i := re.SubexpIndex("depName"); i > 0 {
+						module = match[i]
+					}
+					found[module+"@"+match[re.SubexpIndex("currentValue")]] = true
+				}
+			}
+		}
+	}
+	for _, recipe := range append(defaultRecipes(), slices.Collect(maps.Values(tools))...) {
+		stays := strings.Contains(recipe.Name, ".") && recipe.Name != DefaultRuntime || // such as helm-3.18
+			strings.Contains(recipe.Version, "-") || recipe.Module == "" || recipe.Name == sourceController.Name
+		if name := recipe.Module + "@" + recipe.Version; !stays && !found[name] {
+			t.Errorf("Renovate does not find %s", name)
 		}
 	}
 }

@@ -20,14 +20,14 @@ import (
 	"strings"
 )
 
-// Versions of the cluster's components and of the tools, in one place.
+// Versions of the cluster's components, and the modules in which Renovate looks for new ones.
 const (
-	etcdVersion       = "v3.6.5"
-	runcVersion       = "v1.5.2"
-	cniVersion        = "v1.9.1"
-	coreDNSVersion    = "v1.15.0"
-	kubeRouterVersion = "v2.1.0"
-	criToolsVersion   = "v1.36.0"
+	etcdVersion       = "v3.6.5"  // go.etcd.io/etcd/server/v3
+	runcVersion       = "v1.5.2"  // github.com/opencontainers/runc
+	cniVersion        = "v1.9.1"  // github.com/containernetworking/plugins
+	coreDNSVersion    = "v1.15.0" // github.com/coredns/coredns
+	kubeRouterVersion = "v2.1.0"  // github.com/cloudnativelabs/kube-router/v2
+	criToolsVersion   = "v1.36.0" // sigs.k8s.io/cri-tools
 )
 
 // DefaultKubernetes is the minor version of Kubernetes of clusters that name none.

@@ -19,24 +19,24 @@ var tools = map[string]Recipe{
 	"crane": tool("crane", "github.com/google/go-containerregistry", "v0.22.1",
 		"github.com/google/go-containerregistry/cmd/crane"),
 	"cosign": tool("cosign", "github.com/sigstore/cosign/v3", "v3.1.3", "github.com/sigstore/cosign/v3/cmd/cosign",
-		"sigs.k8s.io/release-utils/version.gitVersion=v3.1.3"),
+		"sigs.k8s.io/release-utils/version.gitVersion={version}"),
 	"crio": runtimes["crio-1.34"],
 	"ct": tool("ct", "github.com/helm/chart-testing/v3", "v3.14.0", "github.com/helm/chart-testing/v3/ct",
-		"github.com/helm/chart-testing/v3/ct/cmd.Version=v3.14.0"),
+		"github.com/helm/chart-testing/v3/ct/cmd.Version={version}"),
 	"ghostunnel": ghostunnel,
 	"golangci-lint": tool("golangci-lint", "github.com/golangci/golangci-lint/v2", "v2.15.0",
-		"github.com/golangci/golangci-lint/v2/cmd/golangci-lint", "main.version=2.15.0"),
+		"github.com/golangci/golangci-lint/v2/cmd/golangci-lint", "main.version={number}"),
 	// The oldest Helm that is tested, and the last one that does not roll back when an object is missing.
 	"helm-3.18": tool("helm-3.18", "helm.sh/helm/v3", "v3.18.6", "helm.sh/helm/v3/cmd/helm",
-		"helm.sh/helm/v3/internal/version.version=v3.18.6"),
+		"helm.sh/helm/v3/internal/version.version={version}"),
 	"helm-3.21": tool("helm-3.21", "helm.sh/helm/v3", "v3.21.4", "helm.sh/helm/v3/cmd/helm",
-		"helm.sh/helm/v3/internal/version.version=v3.21.4"),
+		"helm.sh/helm/v3/internal/version.version={version}"),
 	"helm-docs": tool("helm-docs", "github.com/norwoodj/helm-docs", "v1.14.2",
-		"github.com/norwoodj/helm-docs/cmd/helm-docs", "main.version=1.14.2"),
+		"github.com/norwoodj/helm-docs/cmd/helm-docs", "main.version={number}"),
 	"helm4": tool("helm4", "helm.sh/helm/v4", "v4.3.1", "helm.sh/helm/v4/cmd/helm",
-		"helm.sh/helm/v4/internal/version.version=v4.3.1"),
+		"helm.sh/helm/v4/internal/version.version={version}"),
 	"kubeconform": tool("kubeconform", "github.com/yannh/kubeconform", "v0.8.0",
-		"github.com/yannh/kubeconform/cmd/kubeconform", "main.version=v0.8.0"),
+		"github.com/yannh/kubeconform/cmd/kubeconform", "main.version={version}"),
 	"kube-proxy-1.34": olderKubeProxy,
 	"oras": tool("oras", "oras.land/oras", "v1.3.0", "oras.land/oras/cmd/oras",
 		"oras.land/oras/internal/version.BuildMetadata="),
@@ -48,7 +48,7 @@ var tools = map[string]Recipe{
 	"source-controller": sourceController,
 	// A gateway from S3 to a directory: the S3 of the tests.
 	"versitygw": tool("versitygw", "github.com/versity/versitygw", "v1.8.0",
-		"github.com/versity/versitygw/cmd/versitygw", "main.Version=v1.8.0"),
+		"github.com/versity/versitygw/cmd/versitygw", "main.Version={version}"),
 	"zarf": zarf,
 }
 
@@ -125,7 +125,12 @@ var ghostunnel = Recipe{
 	},
 }
 
+// tool returns the recipe of a program whose variables may contain {version}, such as v1.2.3, and {number}, 1.2.3.
 func tool(name, module, version, pkg string, variables ...string) Recipe {
+	replace := strings.NewReplacer("{version}", version, "{number}", strings.TrimPrefix(version, "v"))
+	for i, variable := range variables {
+		variables[i] = replace.Replace(variable)
+	}
 	return Recipe{Name: name, Module: module, Version: version, Programs: map[string]string{name: pkg},
 		Variables: variables}
 }
