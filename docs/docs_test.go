@@ -471,3 +471,29 @@ func TestReleasesAreBuiltWithAPatchedGo(t *testing.T) {
 		}
 	}
 }
+
+// TestNightlyRunsEverything checks that the workflow of each night runs the parts of make test-all, which fuzz and soak
+// as jobs of their own; make check runs with every push.
+func TestNightlyRunsEverything(t *testing.T) {
+	makefile, err := os.ReadFile(filepath.Join(top, "Makefile"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	workflow, err := os.ReadFile(filepath.Join(top, ".github/workflows/nightly.yaml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	parts := regexp.MustCompile(`(?m)^PARTS := check (.*) \$\(NETWORKS:%=e2e-%\)$`).FindStringSubmatch(string(makefile))
+	if parts == nil {
+		t.Fatal("the Makefile has no PARTS")
+	}
+	want := strings.Fields(parts[1])
+	for _, family := range []string{"IPv4", "IPv6", "DualStack"} {
+		want = append(want, "e2e-"+family+"-iptables", "e2e-"+family+"-nftables")
+	}
+	for _, part := range want {
+		if !regexp.MustCompile(`(?m)(^          - |make )` + part + `\b`).Match(workflow) {
+			t.Errorf("nightly.yaml does not run make %s", part)
+		}
+	}
+}
