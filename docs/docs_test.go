@@ -136,14 +136,15 @@ func TestLinks(t *testing.T) {
 			}
 			for _, m := range link.FindAllStringSubmatch(quoted.ReplaceAllString(l.text, ""), -1) {
 				target, anchor, _ := strings.Cut(m[1], "#")
-				if strings.Contains(target, "://") {
-					continue
-				}
-				checked++
 				file := name
-				if target != "" {
+				if own, ok := strings.CutPrefix(target, "https://github.com/zarf-dev/zarf-registry/blob/main/"); ok {
+					file = own
+				} else if strings.Contains(target, "://") {
+					continue
+				} else if target != "" {
 					file = path.Join(path.Dir(name), target)
 				}
+				checked++
 				if _, err := os.Stat(filepath.Join(top, file)); err != nil {
 					t.Errorf("%s: broken link to %s", l.at(name), m[1])
 				} else if other, ok := all[file]; ok && anchor != "" && !slices.Contains(anchors(other), anchor) {
