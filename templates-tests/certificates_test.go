@@ -306,11 +306,11 @@ func TestCertificatesCronJobImageMatchesItsNodes(t *testing.T) {
 			[]runtime.Object{a, remembers(ready(settings(state.ModeExternal, state.IPv4)))}, nil, pushed, "amd64", "", nil,
 		},
 		"another tag": {
-			[]runtime.Object{a}, []string{"image.tag=0.2.0"}, "127.0.0.1:31999/zarf-registry/init-hook:0.2.0", "amd64",
+			[]runtime.Object{a}, []string{"initHook.image.tag=0.2.0"}, "127.0.0.1:31999/zarf-registry/init-hook:0.2.0", "amd64",
 			"", nil,
 		},
 		"a digest": {
-			[]runtime.Object{a}, []string{"image.tag=0.2.0", "image.digests.init-hook=" + digest}, pushed, "amd64", "",
+			[]runtime.Object{a}, []string{"initHook.image.tag=0.2.0", "initHook.image.digest=" + digest}, pushed, "amd64", "",
 			nil,
 		},
 		"another port": {
@@ -388,7 +388,7 @@ func TestTheImageInTheRegistryIsReferredToByDigest(t *testing.T) {
 		"a package, rendered offline": {nil, nil, packaged, ":0.1.0", "", packaged},
 		"a package, rendered offline for one architecture": {nil,
 			[]string{"initHook.nodeSelector={kubernetes.io/arch: arm64}"}, packaged, "@" + digest("b"), "", packaged},
-		"a package and the image of another version": {[]runtime.Object{a}, []string{"image.tag=0.2.0"}, packaged,
+		"a package and the image of another version": {[]runtime.Object{a}, []string{"initHook.image.tag=0.2.0"}, packaged,
 			":0.2.0", "", nil},
 		"a source checkout": {[]runtime.Object{a}, nil, nil, ":0.1.0", "", nil},
 		"a source checkout, pushed before": {[]runtime.Object{a, knows("0.1.0@"+digest("c"), "amd64")},
@@ -446,7 +446,7 @@ func TestTheJobsUseThePublishedImageByDigest(t *testing.T) {
 	repository := strings.TrimSuffix(hookImage, ":0.1.0")
 	published := repository + "@" + digest("1")
 	const mirror = "registry.example.com/init-hook"
-	mirrored := []string{"image.registry=registry.example.com", "image.repository="}
+	mirrored := []string{"image.registry=registry.example.com", "initHook.image.repository=init-hook"}
 	empty := node("a", "amd64")
 	pulled := node("b", "amd64", published)
 	for title, test := range map[string]struct {
@@ -463,12 +463,12 @@ func TestTheJobsUseThePublishedImageByDigest(t *testing.T) {
 		"a node reports another image": {
 			[]runtime.Object{node("a", "amd64", hookImage, repository+"@"+digest("2")), pulled}, nil,
 			published, []string{"b"}},
-		"another tag": {[]runtime.Object{empty}, []string{"image.tag=0.2.0"}, repository + ":0.2.0",
+		"another tag": {[]runtime.Object{empty}, []string{"initHook.image.tag=0.2.0"}, repository + ":0.2.0",
 			nil},
 		"a copy in another registry": {[]runtime.Object{empty}, mirrored, mirror + ":0.1.0", nil},
 		"an exact copy that a node has": {[]runtime.Object{empty, node("b", "amd64", mirror+"@"+digest("1"))}, mirrored,
 			mirror + "@" + digest("1"), []string{"b"}},
-		"the user's digest": {[]runtime.Object{empty}, []string{"image.digests.init-hook=" + digest("3")},
+		"the user's digest": {[]runtime.Object{empty}, []string{"initHook.image.digest=" + digest("3")},
 			repository + "@" + digest("3"), nil},
 		"the user's nodes": {[]runtime.Object{empty, pulled}, []string{"initHook.nodeSelector={disk: fast}"}, hookImage,
 			nil},

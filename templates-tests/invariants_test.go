@@ -705,7 +705,7 @@ var invariants = map[string]func(out *output) []string{
 			for _, c := range containers(w.pod.Spec) {
 				injected := len(c.Command) > 0 && c.Command[0] == "/payload/loader"
 				want := corev1.PullIfNotPresent
-				if len(healers(out)) > 0 && out.value("injector.image") == "" {
+				if len(healers(out)) > 0 && out.value("injector.image") == nil {
 					want = corev1.PullNever
 				}
 				if injected && c.ImagePullPolicy != want {

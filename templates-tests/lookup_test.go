@@ -194,7 +194,7 @@ func TestProxiesUseTheNodesNetworkOnCRIO(t *testing.T) {
 			t.Errorf("with %q, init-hook's reason against host ports is %q", runtimeVersion, reason)
 		}
 		cluster := newCluster(kubernetes(corev1.IPv4Protocol), node("a", "amd64"), n)
-		for setting, want := range map[string]bool{"auto": want, "false": false, "true": true} {
+		for setting, want := range map[string]bool{"null": want, "false": false, "true": true} {
 			out := rendering{values: proxyMode(t, "proxy.hostNetwork="+setting), cluster: cluster}.render(t)
 			for _, d := range daemonSets(out, "proxy") {
 				if d.Spec.Template.Spec.HostNetwork != want {
@@ -220,13 +220,13 @@ func TestJobsRunOnNodesWithTheirImage(t *testing.T) {
 	}{
 		"ready nodes that report it":  {nodes, nil, []string{"b", "d"}},
 		"any node if none reports it": {nodes[:2], nil, nil},
-		"the image of the values":     {nodes, []string{"image.tag=other"}, nil},
+		"the image of the values":     {nodes, []string{"initHook.image.tag=other"}, nil},
 		"by a digest": {
 			append(
 				[]runtime.Object{node("e", "amd64", "ghcr.io/zarf-dev/zarf-registry/init-hook@sha256:"+strings.Repeat("a", 64))},
 				nodes...,
 			),
-			[]string{"image.digests.init-hook=sha256:" + strings.Repeat("a", 64)}, []string{"e"},
+			[]string{"initHook.image.digest=sha256:" + strings.Repeat("a", 64)}, []string{"e"},
 		},
 		"the node selector": {nodes, []string{"initHook.nodeSelector={disk: fast}"}, nil},
 	} {

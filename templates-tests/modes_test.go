@@ -365,7 +365,7 @@ func TestProxyValuesAreValidatedInProxyModeOnly(t *testing.T) {
 			rendering{values: with(t, nil, append(sets, mode)...)}.render(t)
 		}
 	}
-	for _, set := range []string{"registry.replicas=2", "registry.storage.type=s3", "image.tag=1..2"} {
+	for _, set := range []string{"registry.replicas=2", "registry.storage.type=s3", "initHook.image.tag=1..2"} {
 		rendering{values: with(t, nil, set, "registryURL=registry.example.com")}.render(t)
 	}
 }
@@ -433,11 +433,11 @@ func TestJobsUseThePushedImageIfNoNodeHasTheConfiguredOne(t *testing.T) {
 			[]runtime.Object{a, remembers(ready(settings(state.ModeProxy, state.IPv4)))}, nil, "", nil,
 		},
 		"another version": {
-			[]runtime.Object{a, node("d", "amd64", pushed), knows(state.ModeProxy)}, []string{"image.tag=0.2.0"}, "",
+			[]runtime.Object{a, node("d", "amd64", pushed), knows(state.ModeProxy)}, []string{"initHook.image.tag=0.2.0"}, "",
 			nil,
 		},
 		"a digest": {
-			[]runtime.Object{a, knows(state.ModeProxy)}, []string{"image.digests.init-hook=sha256:" + strings.Repeat("a", 64)}, "",
+			[]runtime.Object{a, knows(state.ModeProxy)}, []string{"initHook.image.digest=sha256:" + strings.Repeat("a", 64)}, "",
 			nil,
 		},
 		"pulls are disabled": {

@@ -917,9 +917,6 @@ func TestNodeConfigurationIsDisabledByDefault(t *testing.T) {
 		if got != want {
 			t.Errorf("%s: node configuration is rendered: %t", c.name, got)
 		}
-		if strings.Contains(c.files["NOTES.txt"], "component=node-config") != want {
-			t.Errorf("%s: the notes are\n%s", c.name, c.files["NOTES.txt"])
-		}
 	}
 }
 

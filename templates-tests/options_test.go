@@ -108,21 +108,20 @@ func TestImagesFollowTheirValues(t *testing.T) {
 	t.Parallel()
 	const digest = "sha256:0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef"
 	for _, test := range []struct {
-		image, want string
-		policy      corev1.PullPolicy
+		common, own, want string
+		policy            corev1.PullPolicy
 	}{
 		{
-			"{registry: mirror.internal:5000, repository: a/b, tag: v1, pullPolicy: Always}", "mirror.internal:5000/a/b/%s:v1",
+			"{registry: mirror.internal:5000/a, pullPolicy: Always}", "{repository: %s, tag: v1}", "mirror.internal:5000/a/%s:v1",
 			corev1.PullAlways,
 		},
 		{
-			"{registry: '', repository: a, digests: {registry: '" + digest + "', registry-node: '" + digest + "'}, " +
-				"pullPolicy: Never}", "a/%s@" + digest, corev1.PullNever,
+			"{registry: '', pullPolicy: Never}", "{repository: a/%s, tag: v1, digest: '" + digest + "'}", "a/%s@" + digest,
+			corev1.PullNever,
 		},
 	} {
-		out := rendering{
-			values: proxyMode(t, "injector.enabled=false", "image="+test.image),
-		}.render(t)
+		out := rendering{values: proxyMode(t, "injector.enabled=false", "image="+test.common,
+			"registry.image="+fmt.Sprintf(test.own, "registry"), "proxy.image="+fmt.Sprintf(test.own, "registry-node"))}.render(t)
 		seen := 0
 		for _, w := range workloads(out) {
 			if c := w.program(); w.component() == "registry" || w.component() == "proxy" {
@@ -211,7 +210,7 @@ func TestAlertsNeedWhatTheyWatch(t *testing.T) {
 		alerts []string
 		want   bool
 	}{
-		"reservePort=auto":     {[]string{"ZarfRegistryPortNotReserved"}, true},
+		"reservePort=true":     {[]string{"ZarfRegistryPortNotReserved"}, true},
 		"reservePort=false":    {[]string{"ZarfRegistryPortNotReserved"}, false},
 		"cache.replicas=1":     {[]string{"ZarfRegistryCacheDown", "ZarfRegistryCacheStale"}, true},
 		"cache.replicas=0":     {[]string{"ZarfRegistryCacheDown", "ZarfRegistryCacheStale"}, false},
@@ -444,7 +443,7 @@ func TestNamespaceOverrideAppliesToAllObjects(t *testing.T) {
 				t.Errorf("%s: it contains %q", name, sign)
 			}
 			// The expected text is the rendering without the override.
-			if name == "proxy" && sign != " zarf\n" && !strings.Contains(before, sign) {
+			if name == "proxy" && sign != " zarf\n" && sign != "--namespace zarf " && !strings.Contains(before, sign) {
 				t.Errorf("%q was never rendered", sign)
 			}
 		}
@@ -493,5 +492,57 @@ func TestRejectsMovingToAnotherNamespace(t *testing.T) {
 		case name == "the state is in the other namespace" && decidedMode(out) != "proxy":
 			t.Errorf("%s: mode %s", name, decidedMode(out))
 		}
+	}
+}
+
+// What the chart renders of these values elsewhere, TestPodOptionsApplyToAllPods and the golden files have.
+func TestRegistryPodCanBeAdapted(t *testing.T) {
+	t.Parallel()
+	out := rendering{values: proxyMode(t, "registry.serviceAccount={create: false, name: mine}",
+		"registry.podSecurityContext={fsGroup: 2000, supplementalGroups: [3000]}",
+		"registry.extraVolumes=[{name: ca, configMap: {name: company-ca}}]",
+		"registry.extraVolumeMounts=[{name: ca, mountPath: /etc/ssl/company, readOnly: true, subPath: ca}]")}.render(t)
+	spec := find[*appsv1.Deployment](t, out, "zarf-registry").Spec.Template.Spec
+	if spec.ServiceAccountName != "mine" {
+		t.Errorf("the ServiceAccount is %s", spec.ServiceAccountName)
+	}
+	for _, o := range out.objects {
+		if o.GetKind() == "ServiceAccount" && (o.GetName() == "mine" || o.GetName() == "zarf-registry") {
+			t.Errorf("the chart creates %s", o)
+		}
+	}
+	security := spec.SecurityContext
+	if *security.FSGroup != 2000 || *security.RunAsUser != 65532 || !slices.Equal(security.SupplementalGroups, []int64{3000}) {
+		t.Errorf("the pod's security context is %s", mustYAML(t, security))
+	}
+	container := spec.Containers[0]
+	mount := corev1.VolumeMount{Name: "ca", MountPath: "/etc/ssl/company", ReadOnly: true, SubPath: "ca"}
+	if got := container.VolumeMounts[len(container.VolumeMounts)-1]; !cmp.Equal(got, mount) ||
+		spec.Volumes[len(spec.Volumes)-1].ConfigMap.Name != "company-ca" {
+		t.Errorf("mounts %v of %v", container.VolumeMounts, spec.Volumes)
+	}
+	// The loader refuses mounts that it is not told.
+	if !slices.Contains(container.Command, "--mount=/etc/ssl/company") {
+		t.Errorf("the command is %v", container.Command)
+	}
+}
+
+func TestRightsAreOptional(t *testing.T) {
+	t.Parallel()
+	count := func(sets ...string) (rights, others int) {
+		sets = append(sets, "openshift.enabled=true", "registry.garbageCollection={enabled: true, prune: {untagged: true}}")
+		for _, o := range (rendering{values: every(t, sets...)}).render(t).objects {
+			if strings.HasPrefix(o.GetAPIVersion(), "rbac.authorization.k8s.io/") {
+				rights++
+			} else {
+				others++
+			}
+		}
+		return rights, others
+	}
+	with, all := count()
+	without, others := count("rbac.create=false")
+	if with < 20 || without != 0 || all != others {
+		t.Errorf("%d rights and %d other objects; with rbac.create=false %d and %d", with, all, without, others)
 	}
 }

@@ -156,7 +156,7 @@ func TestNewReleaseReplacesOnlyPodsWhosePayloadChanges(t *testing.T) {
 		changed []string
 	}{
 		"only the version":   {pods("0.2.0", old, old), nil},
-		"only the hook":      {pods("0.2.0", old, old, "image.tag=0.2.0"), nil},
+		"only the hook":      {pods("0.2.0", old, old, "initHook.image.tag=0.2.0"), nil},
 		"registry-node":      {pods("0.2.0", old, other), []string{"DaemonSet", "Healer"}},
 		"registry":           {pods("0.2.0", other, old), []string{"Deployment"}},
 		"both":               {pods("0.2.0", other, other), []string{"DaemonSet", "Deployment", "Healer"}},
@@ -185,7 +185,7 @@ func TestChangedValuesReplaceOnlyAffectedPods(t *testing.T) {
 		"initHook.ignorePreflight=[port]":    "",
 		"proxy.retryTimeout=5s":              "Proxies",
 		"port=32000":                         "Proxies",
-		"image.tag=0.2.0":                    "Deployment Healer", // another payload, which proxies hand over to
+		"initHook.image.tag=0.2.0":           "Deployment Healer", // another payload, which proxies hand over to
 		"injector.image=example.com/pause:1": "Deployment Healer Proxies",
 		"injector.enabled=false":             "Deployment Healer Proxies",
 		"initHook.timeout=3m":                "",

@@ -87,7 +87,7 @@ func TestCell(t *testing.T) {
 		w.underLoad(t, "under load", nothingFails, func(t *testing.T) {
 			w.restartsNothing(t, func() {
 				output(t, w.command(t, w.helm, append([]string{"upgrade", release, otherVersion(t, built(t, "E2E_CHART")), "-n",
-					namespace, "--timeout", "5m", proxyMode, storage, "--set=image.tag=" + tag}, w.sets...)...))
+					namespace, "--timeout", "5m", proxyMode, storage, "--set=initHook.image.tag=" + tag}, w.sets...)...))
 			})
 		})
 		w.isHealthy(t)

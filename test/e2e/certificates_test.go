@@ -597,7 +597,7 @@ exec skopeo --insecure-policy copy "docker://$1/e2e/hello:1" dir:/etc/containers
 	}
 	ca := w.certs(t, "ca")
 	if out, err := skopeo(ca); err == nil {
-		t.Errorf("with proxy.tls=auto and containerd, the proxy serves TLS: %s", out)
+		t.Errorf("without proxy.tls, with containerd, the proxy serves TLS: %s", out)
 	}
 	w.apply(t, "--set=proxy.tls=always")
 	out, err := skopeo(ca)

@@ -93,7 +93,7 @@ func (s *soaking) inject(t *testing.T, step soak.Step) {
 	case soak.Upgrade:
 		current := s.w.revision(t)
 		output(t, s.w.command(t, s.w.helm, append([]string{"upgrade", release, otherVersion(t, built(t, "E2E_CHART")), "-n",
-			namespace, "--timeout", "5m", s.mode(), "--set=image.tag=" + chartVersion(t, built(t, "E2E_CHART"))},
+			namespace, "--timeout", "5m", s.mode(), "--set=initHook.image.tag=" + chartVersion(t, built(t, "E2E_CHART"))},
 			s.w.sets...)...))
 		s.w.rollback(t, current)
 	case soak.AddNode:

@@ -24,7 +24,7 @@ func TestUpgrade(t *testing.T) {
 	w.underLoad(t, "helm upgrade to a version with the same programs", nothingFails, func(t *testing.T) {
 		w.restartsNothing(t, func() {
 			output(t, w.command(t, w.helm, append([]string{"upgrade", release, otherVersion(t, built(t, "E2E_CHART")), "-n",
-				namespace, "--timeout", "5m", proxyMode, "--set=image.tag=" + tag}, w.sets...)...))
+				namespace, "--timeout", "5m", proxyMode, "--set=initHook.image.tag=" + tag}, w.sets...)...))
 			w.isIn(t, state.ModeProxy, state.SourceValue)
 		})
 	})

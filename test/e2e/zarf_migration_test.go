@@ -26,7 +26,7 @@ const zarfRegistry = "zarf-docker-registry"
 // The values of the release while Zarf's registry still has the port, and after that.
 const (
 	besideZarf = "--set=reservePort=false,initHook.verifyPulls=false,initHook.ignorePreflight={port,placement}"
-	afterZarf  = "--set=reservePort=auto,initHook.verifyPulls=true,initHook.ignorePreflight=null"
+	afterZarf  = "--set=reservePort=true,initHook.verifyPulls=true,initHook.ignorePreflight=null"
 )
 
 // rounds is the number of images that the container runtimes pull in turn. Zarf's registry takes 70 ms of CPU time

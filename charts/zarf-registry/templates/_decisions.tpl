@@ -9,6 +9,8 @@ overwrites what is recorded there. */ -}}
 {{- include "zarf-registry.decide.maps" . -}}
 {{- $_ := set . "zr" (dict "cluster" dict "name" (include "zarf-registry.fullname" .)) -}}
 {{- $_ := set .zr "namespace" (default .Release.Namespace .Values.namespaceOverride) -}}
+{{- $_ := set .zr "images" (dict
+  "init-hook" .Values.initHook.image "registry" .Values.registry.image "registry-node" .Values.proxy.image) -}}
 {{- include "zarf-registry.cluster.loadState" . -}}
 {{- include "zarf-registry.decide.mode" . -}}
 {{- include "zarf-registry.decide.proxies" . -}}
@@ -29,7 +31,8 @@ overwrites what is recorded there. */ -}}
 {{- /* Maps that a user has set to null are empty. */ -}}
 {{- define "zarf-registry.decide.maps" -}}
 {{- range list "commonLabels" "commonAnnotations" "podLabels" "podAnnotations" "registry.podLabels" "registry.affinity"
-  "proxy.podLabels" "proxy.nodeSelector" "image.digests" "initHook.nodeSelector"
+  "registry.podSecurityContext"
+  "proxy.podLabels" "proxy.nodeSelector" "initHook.nodeSelector"
   "nodeConfig.containerd.hosts" -}}
 {{- $map := $.Values -}}
 {{- range splitList "." . | initial -}}
@@ -53,9 +56,9 @@ overwrites what is recorded there. */ -}}
   advertised    finish announces the registry in kube-public (KEP-1755) */ -}}
 {{- define "zarf-registry.decide.mode" -}}
 {{- $family := dict "value" .Values.ipFamily "source" "value" -}}
-{{- if and (eq .Values.ipFamily "auto") .zr.state.ipFamily -}}
+{{- if and (not $family.value) .zr.state.ipFamily -}}
 {{- $family = dict "value" .zr.state.ipFamily "source" "state" -}}
-{{- else if eq .Values.ipFamily "auto" -}}
+{{- else if not $family.value -}}
 {{- $seen := include "zarf-registry.cluster.ipFamily" . -}}
 {{- $family = dict "value" (default "IPv4" $seen) "source" (empty $seen | ternary "default" "cluster") -}}
 {{- end -}}
@@ -112,7 +115,7 @@ overwrites what is recorded there. */ -}}
 {{- $tls := dict "value" .Values.proxy.tls "source" "value" -}}
 {{- $hostNetwork := .Values.proxy.hostNetwork -}}
 {{- if .zr.internal -}}
-{{- if eq $tls.value "auto" -}}
+{{- if not $tls.value -}}
 {{- $seen := include "zarf-registry.cluster.tls" . -}}
 {{- $tls = dict "value" (default "never" $seen) "source" (empty $seen | ternary "default" "cluster") -}}
 {{- end -}}
@@ -122,9 +125,9 @@ overwrites what is recorded there. */ -}}
 {{- end -}}
 {{- end -}}
 {{- $hostNetwork = kindIs "bool" $hostNetwork | ternary $hostNetwork true -}}
-{{- $openshift := toString .Values.openshift.enabled -}}
-{{- if eq $openshift "auto" -}}
-{{- $openshift = .Capabilities.APIVersions.Has "security.openshift.io/v1" | toString -}}
+{{- $openshift := .Values.openshift.enabled -}}
+{{- if not (kindIs "bool" $openshift) -}}
+{{- $openshift = .Capabilities.APIVersions.Has "security.openshift.io/v1" -}}
 {{- end -}}
 {{- $ports := list -}}
 {{- if and .zr.proxyMode $hostNetwork -}}
@@ -135,12 +138,12 @@ overwrites what is recorded there. */ -}}
   "hostNetwork" $hostNetwork
   "nodePorts" $ports
   "hostPort" (and .zr.internal (not $hostNetwork))
-  "openshift" (eq $openshift "true")) -}}
+  "openshift" $openshift) -}}
 {{- end -}}
 
 {{- /* What the chart deploys beside the registry's Deployment:
   registry      several, there is more than one pod; mountsClaim, to store images; sharedStorage, two pods can run at once,
-                if only during a rollout
+                if only during a rollout; serviceAccount, its name
   cache         wanted, the values ask for caches; enabled; deployment, with cache.replicas
   certificates  name of the CronJob that renews certificates, if it is rendered. At most 52 characters: Jobs append a
                 timestamp
@@ -161,7 +164,8 @@ overwrites what is recorded there. */ -}}
   "registry" (dict
     "several" (gt (int $registry.replicas) 1)
     "mountsClaim" (and $claim.enabled $filesystem)
-    "sharedStorage" (or $s3 $many))
+    "sharedStorage" (or $s3 $many)
+    "serviceAccount" (default ($registry.serviceAccount.create | ternary .zr.name "default") $registry.serviceAccount.name))
   "cache" (dict
     "wanted" $wanted
     "enabled" (and .zr.proxyMode $wanted)
@@ -219,21 +223,22 @@ overwrites what is recorded there. */ -}}
 {{- $injects := or .zr.internal .zr.nodeConfig.enabled -}}
 {{- $healer := and $injects .Values.injector.enabled (ne (toString .Values.healer.enabled) "false") -}}
 {{- $architecture := dict "value" .Values.registry.architecture "source" "value" -}}
-{{- if and (or .zr.internal $healer) (eq $architecture.value "auto") -}}
+{{- if and (or .zr.internal $healer) (not $architecture.value) -}}
 {{- $seen := include "zarf-registry.cluster.architecture" . -}}
 {{- $source := empty $seen | ternary "default" "cluster" -}}
 {{- $architecture = dict "value" (default (first .Values.injector.architectures) $seen) "source" $source -}}
 {{- end -}}
-{{- if and (or .zr.internal $healer) (not (has $architecture.value (append .Values.injector.architectures "auto"))) -}}
+{{- if and (or .zr.internal $healer) (not (has $architecture.value .Values.injector.architectures)) -}}
 {{- fail (printf "zarf-registry: registry.architecture: %s is not among injector.architectures; add it there" $architecture.value) -}}
 {{- end -}}
-{{- $id := default .Chart.AppVersion .Values.image.tag | lower | replace "_" "-" | trunc 20 -}}
+{{- $image := .Values.initHook.image -}}
+{{- $id := default .Chart.AppVersion $image.tag | lower | replace "_" "-" | trunc 20 -}}
 {{- $id = regexReplaceAll "[-.]+$" $id "" -}}
-{{- with get .Values.image.digests "init-hook" -}}
+{{- with $image.digest -}}
 {{- $id = . | trimPrefix "sha256:" | trunc 12 -}}
 {{- end -}}
 {{- $hookDigests := "{}" -}}
-{{- if has .Values.image.tag (list "" nil .Chart.AppVersion) -}}
+{{- if has $image.tag (list "" nil .Chart.AppVersion) -}}
 {{- $hookDigests = .Files.Get "files/init-hook.json" | default "{}" -}}
 {{- end -}}
 {{- $_ := merge .zr (dict
@@ -358,8 +363,8 @@ reports its tag; archives and copies in other registries may have other digests.
 no node has the configured one. It must be of the configured version, since it carries the payload, and its address must
 not change in the upgrade that the Jobs are part of. A nodeSelector for the Jobs excludes both. */ -}}
 {{- define "zarf-registry.decide.hookImage" -}}
-{{- $configured := .Values.image -}}
-{{- $digest := get $configured.digests "init-hook" -}}
+{{- $configured := .Values.initHook.image -}}
+{{- $digest := $configured.digest -}}
 {{- $image := include "zarf-registry.image" (list . "init-hook") -}}
 {{- $nodes := list -}}
 {{- $pushed := "" -}}
@@ -373,7 +378,7 @@ not change in the upgrade that the Jobs are part of. A nodeSelector for the Jobs
 {{- $nodes = $holders -}}
 {{- end -}}
 {{- end -}}
-{{- $usable := not (or $nodes $digest (eq $configured.pullPolicy "Never")) -}}
+{{- $usable := not (or $nodes $digest (eq .Values.image.pullPolicy "Never")) -}}
 {{- $same := and (ne .zr.state.mode "external") (eq .zr.state.address .zr.address) -}}
 {{- with and $usable $same .zr.state.hookImage -}}
 {{- $tag := printf ":%s" (default $.Chart.AppVersion $configured.tag) -}}
@@ -425,8 +430,7 @@ workstation, which then records no hookImage). */ -}}
 {{- $image := include "zarf-registry.image" (list . "init-hook") -}}
 {{- if $pushed -}}
 {{- /* The tag of the pushed image: the version, which a digest does not contain. */ -}}
-{{- $tagged := get .Values.image.digests "init-hook" | empty -}}
-{{- $tag := $tagged | ternary (default .Chart.AppVersion .Values.image.tag) .Chart.AppVersion -}}
+{{- $tag := empty $hook.image.digest | ternary (default .Chart.AppVersion $hook.image.tag) .Chart.AppVersion -}}
 {{- /* Its digest, from the chart or the state: anyone who may push can move a tag. */ -}}
 {{- $digest := get .zr.hookDigests $architecture -}}
 {{- $prefix := printf "zarf-registry/init-hook:%s@" $tag -}}

@@ -69,17 +69,16 @@ argocd.argoproj.io/sync-options: {{ append $options "Prune=false" | compact | un
 {{- end -}}
 
 {{- /* An image reference. With a digest, the tag is omitted: runtimes ignore it, and nodes report both separately.
-Takes a list: root, program (the image's name); optional: digest (default: that of the values). */ -}}
+Takes a list: root, program; optional: digest (default: that of the values). */ -}}
 {{- define "zarf-registry.image" -}}
 {{- $root := first . -}}
-{{- $program := index . 1 -}}
-{{- $image := $root.Values.image -}}
+{{- $image := get $root.zr.images (index . 1) -}}
 {{- $version := printf ":%s" (default $root.Chart.AppVersion $image.tag) -}}
-{{- with append . (get $image.digests $program) | rest | rest | first -}}
+{{- with append . $image.digest | rest | rest | first -}}
 {{- $version = printf "@%s" . -}}
 {{- end -}}
-{{- $registry := default $image.registry (default dict $root.Values.global).imageRegistry -}}
-{{- printf "%s%s" (list $registry $image.repository $program | compact | join "/") $version -}}
+{{- $registry := default $root.Values.image.registry (default dict $root.Values.global).imageRegistry -}}
+{{- printf "%s%s" (list $registry $image.repository | compact | join "/") $version -}}
 {{- end -}}
 
 {{- /* The part of a payload's names that changes with its content: a new version alone replaces no pods. Takes a list:
@@ -92,11 +91,11 @@ root, program, architecture. */ -}}
 {{- /* The version that a program reports. It changes only with the payload or the image. Takes a list: root, program,
 architecture. */ -}}
 {{- define "zarf-registry.program.version" -}}
-{{- $values := (first .).Values -}}
-{{- if $values.injector.enabled -}}
+{{- $image := get (first .).zr.images (index . 1) -}}
+{{- if (first .).Values.injector.enabled -}}
 {{- include "zarf-registry.program.payloadID" . -}}
 {{- else -}}
-{{- get $values.image.digests (index . 1) | default $values.image.tag | default (first .).Chart.AppVersion -}}
+{{- $image.digest | default $image.tag | default (first .).Chart.AppVersion -}}
 {{- end -}}
 {{- end -}}
 

@@ -161,6 +161,9 @@ volumeMounts:
     {{- if .readOnly }}
     readOnly: true
     {{- end }}
+    {{- with .subPath }}
+    subPath: {{ . | quote }}
+    {{- end }}
   {{- end }}
 {{- end }}
 {{- end -}}

@@ -85,7 +85,7 @@ func (s *Seeder) Payload(program, architecture string) (*injector.Payload, error
 
 // RemedyMismatch says what to do about a payload with a Mismatch.
 const RemedyMismatch = "use the chart of the same release as this program (its own is embedded: zarf-registry " +
-	"install), or set image.tag to that of the chart's release"
+	"install), or set initHook.image.tag to that of the chart's release"
 
 // Mismatch says why a payload is not the one that the chart's pods mount. It is empty if it is.
 func (s *Seeder) Mismatch(p *injector.Payload) string {

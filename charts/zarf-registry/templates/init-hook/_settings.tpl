@@ -112,7 +112,7 @@ check; what init-hook can derive from it is not in here. Empty fields may be lef
 {{- $terms := dig "requiredDuringSchedulingIgnoredDuringExecution" "nodeSelectorTerms" list $nodeAffinity -}}
 {{- $_ := merge $all (dict "nodeSelector" $own.nodeSelector "nodeTerms" $terms) -}}
 {{- end -}}
-{{- if and (eq $component "registry") (or $.Values.injector.enabled (ne $own.architecture "auto")) -}}
+{{- if and (eq $component "registry") (or $.Values.injector.enabled $own.architecture) -}}
 {{- $_ := set $all "architecture" $.zr.architecture.value -}}
 {{- end -}}
 {{- $set := dict -}}
