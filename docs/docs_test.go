@@ -449,7 +449,7 @@ func TestNamedTestsExist(t *testing.T) {
 func TestTroubleshooting(t *testing.T) {
 	page := pages(t)["docs/reference/troubleshooting.md"]
 	for _, check := range preflight.Checks() {
-		if !strings.Contains(page, "| `"+check+"` |") {
+		if !strings.Contains(page, "|`"+check+"`|") {
 			t.Errorf("no row for preflight check %s", check)
 		}
 	}
@@ -496,5 +496,23 @@ func TestNightlyRunsEverything(t *testing.T) {
 		if !regexp.MustCompile(`(?m)(^          - |make )` + part + `\b`).Match(workflow) {
 			t.Errorf("nightly.yaml does not run make %s", part)
 		}
+	}
+}
+
+// TestLength checks that a reader gets through: what the README says before Next, and all pages but that of commands.
+func TestLength(t *testing.T) {
+	all := pages(t)
+	start, _, _ := strings.Cut(all["README.md"], "\n## Next")
+	if n := len(strings.Fields(start)); n > 350 {
+		t.Errorf("README.md has %d words before Next, more than 350", n)
+	}
+	words := 0
+	for name, page := range all {
+		if strings.HasPrefix(name, "docs/") && name != "docs/reference/commands.md" {
+			words += len(strings.Fields(page))
+		}
+	}
+	if words > 22_000 {
+		t.Errorf("the pages have %d words, more than 22,000", words)
 	}
 }

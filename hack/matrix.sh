@@ -32,7 +32,7 @@ while read -r version runtime network helm storage more; do
     [ -n "$step" ] || continue # it did not run
     row="known broken: \"${step//_/ }\" failed"
   fi
-  echo "| $name | $row | $sources |" | tee -a dist/matrix/rows.md
+  echo "|$name|$row|$sources|" | tee -a dist/matrix/rows.md
 done <<'CELLS'
 1.30 containerd-1.7 IPv4/iptables      helm      standard --cni flannel
 1.30 containerd-2.1 DualStack/iptables helm-3.18 standard --runtime n2=containerd-2.4

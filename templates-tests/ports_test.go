@@ -22,26 +22,26 @@ type documentedPort struct {
 	pod    string
 }
 
-// documentedPorts parses the table that begins with "| Port | Pod |".
+// documentedPorts parses the table that begins with "|Port|Pod|".
 func documentedPorts(t testing.TB) []documentedPort {
 	t.Helper()
 	text, err := os.ReadFile(securityDocument)
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, table, ok := strings.Cut(string(text), "\n| Port | Pod |")
+	_, table, ok := strings.Cut(string(text), "\n|Port|Pod|")
 	if !ok {
-		t.Fatalf("%s has no table that begins with | Port | Pod |", securityDocument)
+		t.Fatalf("%s has no table that begins with |Port|Pod|", securityDocument)
 	}
 	table, _, _ = strings.Cut(table, "\n\n")
 	lines := strings.Split(strings.TrimSpace(table), "\n")
-	columns := strings.Count("| Port | Pod |"+lines[0], "|")
-	row := regexp.MustCompile("^\\| (\\d+)(?: \\(`([a-zA-Z.]+)`\\))? \\| (\\w+) \\|")
+	columns := strings.Count("|Port|Pod|"+lines[0], "|")
+	row := regexp.MustCompile("^\\|(\\d+)(?: \\(`([a-zA-Z.]+)`\\))?\\|(\\w+)\\|")
 	var found []documentedPort
 	for _, line := range lines[2:] {
 		match := row.FindStringSubmatch(line)
 		if match == nil || strings.Count(line, "|") != columns || regexp.MustCompile(`\|\s*\|`).MatchString(line) {
-			t.Fatalf("%s: a row with an empty cell, or not of the form | 1234 (`value`) | pod | …: %s", securityDocument, line)
+			t.Fatalf("%s: a row with an empty cell, or not of the form |1234 (`value`)|pod|…: %s", securityDocument, line)
 		}
 		number, err := strconv.Atoi(match[1])
 		if err != nil {
