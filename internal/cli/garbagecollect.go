@@ -13,6 +13,7 @@ import (
 
 	"github.com/zarf-dev/zarf-registry/internal/api/gc"
 	"github.com/zarf-dev/zarf-registry/internal/cluster"
+	"github.com/zarf-dev/zarf-registry/internal/logging"
 	"github.com/zarf-dev/zarf-registry/internal/release"
 )
 
@@ -85,6 +86,7 @@ func (f *collectFlags) run(cmd *cobra.Command) error {
 func (f *collectFlags) collect(
 	ctx context.Context, transport http.RoundTripper, access release.PushAccess, stdout io.Writer, log *slog.Logger,
 ) error {
+	stdout = logging.PrintableWriter(stdout)
 	what := collected{DryRun: f.request.DryRun, Removed: []gc.Removed{}}
 	var err error
 	what.Result, err = collectGarbage(ctx, transport, access, f.request, log, func(removed gc.Removed) error {

@@ -16,6 +16,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/api/scrub"
 	"github.com/zarf-dev/zarf-registry/internal/api/space"
 	"github.com/zarf-dev/zarf-registry/internal/cluster"
+	"github.com/zarf-dev/zarf-registry/internal/logging"
 	"github.com/zarf-dev/zarf-registry/internal/release"
 )
 
@@ -92,6 +93,7 @@ func (f *verifyFlags) verify(
 ) error {
 	ctx, silence, stop := untilSilence(ctx)
 	defer stop()
+	stdout = logging.PrintableWriter(stdout)
 	what := verified{Problems: []scrub.Problem{}}
 	logged := time.Now()
 	err := cluster.Scrub(ctx, transport, access, f.request, func(e scrub.Event) error {
