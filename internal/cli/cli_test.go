@@ -97,7 +97,7 @@ func TestEveryCommandHelpsWithAnExample(t *testing.T) {
 	for _, command := range [][]string{{"install"}, {"uninstall"}, {"status"}, {"heal"},
 		{"support-bundle"}, {"prepare"}, {"finish"}, {"cleanup"},
 		{"images", "pull"}, {"images", "push"}, {"images", "copy"}, {"images", "list"},
-		{"images", "store", "info"}, {"images", "store", "verify"}, {"images", "store", "prune"}, {"certs", "show"}, {"certs", "ca"}, {"certs", "renew"},
+		{"images", "store", "info"}, {"images", "store", "prune"}, {"certs", "show"}, {"certs", "ca"}, {"certs", "renew"},
 		{"certs", "rotate"}, {"credentials", "rotate"}} {
 		code, out, _ := run(t, append(command, "--help")...)
 		if code != 0 || !strings.Contains(out, "Examples:\n  zarf-registry "+strings.Join(command, " ")) {

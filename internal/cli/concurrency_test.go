@@ -76,7 +76,7 @@ func TestTransfersAreLimited(t *testing.T) {
 					t.Errorf("images %s: %d requests at once, want %d", command, most, limit)
 				}
 			}
-			transfer := []string{"--no-store", "--platform", "linux/amd64", "--image-concurrency", "2"}
+			transfer := []string{"--no-store", "--platform", "linux/amd64"}
 			at := func(counting *counter) (images []string) {
 				for _, ref := range refs {
 					images = append(images, counting.host()+"/"+ref)
@@ -88,7 +88,7 @@ func TestTransfersAreLimited(t *testing.T) {
 			run(source, "pull", append(append(transfer, at(source)...), "--out", archive)...)
 
 			target := newCounter(t, newTestRegistry(t, false, "", ""), "/blobs/", limit)
-			run(target, "push", archive, "--to", target.host(), "--image-concurrency", "2")
+			run(target, "push", archive, "--to", target.host())
 
 			source = newCounter(t, from, "/blobs/", limit)
 			target = newCounter(t, newTestRegistry(t, false, "", ""), "/blobs/", limit)

@@ -24,9 +24,11 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/images"
 	"github.com/zarf-dev/zarf-registry/internal/images/blobstore"
 	"github.com/zarf-dev/zarf-registry/internal/images/dockerdaemon"
+	"github.com/zarf-dev/zarf-registry/internal/images/graph"
 	"github.com/zarf-dev/zarf-registry/internal/images/meter"
 	"github.com/zarf-dev/zarf-registry/internal/images/name"
 	"github.com/zarf-dev/zarf-registry/internal/images/remote"
+	"github.com/zarf-dev/zarf-registry/internal/images/source"
 )
 
 const (
@@ -53,7 +55,7 @@ type imageFlags struct {
 	cluster clusterFlags
 	output  string
 
-	concurrency, imageConcurrency, retries int
+	concurrency, retries int
 
 	failFast  bool
 	limitRate int64 // bytes per second
@@ -76,18 +78,12 @@ func newImageFlags(global *globalFlags) imageFlags {
 func (f *imageFlags) transferFlags(flags *pflag.FlagSet) {
 	numberFlag(flags, &f.concurrency, "oci-concurrency", 1, maxConcurrency, images.DefaultConcurrency,
 		"number of parallel blob transfers; use 1 on a poor network")
-	numberFlag(flags, &f.imageConcurrency, "image-concurrency", 1, maxConcurrency, 1,
-		"number of images started in parallel; with 1, the next image starts when all blobs of the previous one are in "+
-			"transfer")
 	flags.BoolVar(&f.failFast, "fail-fast", false,
 		"end at the first image that fails; otherwise the others are completed, and the exit code is 1")
 	sizeFlag(flags, &f.limitRate, "limit-rate", "",
-		"maximum bytes per second in each direction, over all connections, as in 500kB")
+		"maximum bytes per second in each direction, over all connections, as in 500kB; 0 means no limit")
 	f.retryFlag(flags)
 }
-
-// minRate is what even a satellite link has. With less, parallel transfers would look idle.
-const minRate = 1000
 
 func (f *imageFlags) retryFlag(flags *pflag.FlagSet) {
 	numberFlag(flags, &f.retries, "retries", 0, maxRetries, remote.DefaultRetries,
@@ -128,12 +124,9 @@ func (f *imageFlags) validate(flags *pflag.FlagSet) error {
 		errs = append(errs, f.cluster.validate())
 	}
 	if flags.Lookup("platform") != nil && f.platform != "auto" {
-		if _, err := images.ParsePlatforms(f.platform); err != nil {
+		if _, err := graph.ParsePlatforms(f.platform); err != nil {
 			errs = append(errs, fmt.Errorf("--platform: %w", err))
 		}
-	}
-	if flags.Changed("limit-rate") && f.limitRate < minRate {
-		errs = append(errs, errors.New("invalid --limit-rate: want at least 1kB"))
 	}
 	if f.noStore && (flags.Changed("store-dir") || flags.Changed("store-size")) {
 		errs = append(errs, errors.New("--no-store cannot be combined with --store-dir or --store-size"))
@@ -141,7 +134,7 @@ func (f *imageFlags) validate(flags *pflag.FlagSet) error {
 	return errors.Join(append(errs, f.login.validate())...)
 }
 
-// references returns the references of the arguments and the list files, without duplicates.
+// references returns the references of the arguments and the list files.
 func (f *imageFlags) references(cmd *cobra.Command, args []string) ([]string, error) {
 	for _, ref := range args {
 		if err := name.Check(ref); err != nil {
@@ -167,13 +160,7 @@ func (f *imageFlags) references(cmd *cobra.Command, args []string) ([]string, er
 	if len(refs) == 0 {
 		return nil, errors.New("no images given: name them as arguments or in a list with --file")
 	}
-	var unique []string
-	for _, ref := range refs {
-		if !slices.Contains(unique, ref) {
-			unique = append(unique, ref)
-		}
-	}
-	return unique, nil
+	return refs, nil
 }
 
 // storeAt returns the directory of the local store.
@@ -231,9 +218,9 @@ func (r recorded) Write(lines []byte) (int, error) {
 	return len(lines), nil
 }
 
-// retryOptions returns the client options of the run: retries, connections and log.
+// retryOptions returns the client options of the run: retries, rate and log.
 func (r *imageRun) retryOptions() remote.Options {
-	options := remote.Options{Retries: r.retries, MaxIdleConns: r.concurrency, Rate: r.rate, Log: r.log}
+	options := remote.Options{Retries: r.retries, Rate: r.rate, Log: r.log}
 	if r.retries == 0 {
 		options.Retries = -1 // disables retries
 	}
@@ -271,77 +258,52 @@ func (r *imageRun) store() (*blobstore.Store, error) {
 	return store, nil
 }
 
-// temporary opens a store that is removed after the run. An empty parent means the
-// directory for temporary files.
-func (r *imageRun) temporary(parent string) (*blobstore.Store, error) {
-	store, err := blobstore.OpenTemp(parent)
-	if err != nil {
-		return nil, err
-	}
-	r.atEnd(store.Close)
-	return store, nil
-}
-
-// storeOr opens the local store or, with --no-store, a temporary store.
-func (r *imageRun) storeOr(parent string) (*blobstore.Store, error) {
-	store, err := r.store()
-	if store == nil && err == nil {
-		store, err = r.temporary(parent)
-	}
-	return store, err
-}
-
 // resolve resolves references in registries and in the Docker engine. It returns what it found, and errors about the
 // rest.
-func (r *imageRun) resolve(ctx context.Context, refs []string, store *blobstore.Store) ([]images.Item, error) {
+func (r *imageRun) resolve(ctx context.Context, refs []string) ([]graph.Item, error) {
 	platforms, err := r.platforms(ctx)
 	if err != nil {
 		return nil, err
 	}
-	return images.Resolve(ctx, refs, images.ResolveOptions{
-		Registry: r.registries.get, Daemon: r.daemon, Store: store, Keep: !r.noStore, Sparse: r.sparse,
+	store, err := r.store()
+	if err != nil {
+		return nil, err
+	}
+	return source.Resolve(ctx, refs, source.ResolveOptions{
+		Registry: r.registries.get, Engine: r.engine, Store: store, Sparse: r.sparse,
 		Platforms: platforms, Referrers: r.referrers, Concurrency: r.concurrency, Log: r.log,
 	})
 }
 
 // ends reports whether nothing is to be transferred after some images failed.
-func (f *imageFlags) ends(items []images.Item, failed error) bool {
+func (f *imageFlags) ends(items []graph.Item, failed error) bool {
 	return len(items) == 0 || failed != nil && f.failFast
 }
 
-// daemon saves images of the Docker engine to a temporary file, which it opens. The error may be about some of them.
-func (r *imageRun) daemon(ctx context.Context, names []string) (*images.Source, error) {
+// engine opens images that the Docker engine saves. The error may be about some of them.
+func (r *imageRun) engine(ctx context.Context, names []string) (*source.Source, error) {
 	client, err := dockerdaemon.Open(ctx)
 	if err != nil {
 		return nil, err
 	}
 	defer func() { _ = client.Close() }()
 	r.log.Info("reading from the Docker engine", "images", strings.Join(names, ","))
-	store, err := r.temporary("")
-	if err != nil {
-		return nil, err
-	}
-	file, err := os.Create(filepath.Join(store.Dir(), "docker.tar"))
-	if err != nil {
-		return nil, err
-	}
-	missing := errors.Join(client.Save(ctx, names, file), file.Close())
-	if lacks, some := errors.AsType[*dockerdaemon.MissingError](missing); missing != nil && (!some ||
-		len(lacks.Images) == len(names)) {
-		return nil, missing
-	}
-	source, err := images.Open(ctx, file.Name())
+	var missing error
+	saved, err := source.FromEngine(ctx, func(file *os.File) (err error) {
+		missing, err = client.Save(ctx, names, file)
+		return err
+	})
 	if err != nil {
 		return nil, errors.Join(missing, err)
 	}
-	r.atEnd(source.Close)
-	return source, missing
+	r.atEnd(saved.Close)
+	return saved, missing
 }
 
 // platforms returns the platforms of --platform. It logs what auto resolves to.
-func (r *imageRun) platforms(ctx context.Context) (images.Platforms, error) {
+func (r *imageRun) platforms(ctx context.Context) (graph.Platforms, error) {
 	if r.platform != "auto" {
-		return images.ParsePlatforms(r.platform)
+		return graph.ParsePlatforms(r.platform)
 	}
 	var text string
 	var err error
@@ -364,7 +326,7 @@ func (r *imageRun) platforms(ctx context.Context) (images.Platforms, error) {
 			r.log.Info("no cluster configured, using this machine's platform (--platform)", "platforms", text)
 		}
 	}
-	return images.ParsePlatforms(text)
+	return graph.ParsePlatforms(text)
 }
 
 // nodePlatforms returns the platforms of the cluster's Linux nodes, sorted, in the form of
@@ -405,9 +367,6 @@ func (f *imageFlags) transfer(cmd *cobra.Command, host string, plain func(host s
 	failure = errors.Join(failure, r.end())
 	if failure != nil && cmd.Context().Err() != nil {
 		failure = errors.New("interrupted: run the same command again to continue")
-		if f.noStore {
-			failure = errors.New("interrupted")
-		}
 	}
 	if failure != nil && len(results) == 0 {
 		return failure

@@ -29,16 +29,8 @@ into the cluster's registry, or with --to into another one. It combines pull and
 machines that reach both sides. Blobs are streamed and need no disk space here; blobs that the
 destination already has are not downloaded. Any OCI artifact can be copied.
 
-References have the form of docker pull: nginx means docker.io/library/nginx:latest and
-becomes 127.0.0.1:31999/library/nginx:latest, or with --prefix mirror
-127.0.0.1:31999/mirror/library/nginx:latest.
-
-If a tag names an index, --platform selects from it. References by digest are copied
-completely. To continue an interrupted copy, run the same command again.
-
-Credentials come from docker login, podman login and credential helpers (REGISTRY_AUTH_FILE,
-DOCKER_CONFIG), or from --username: for the registry of --to or, without it, for the single
-registry of all images.
+References are those of images pull, and their names in the registry those of images push. To
+continue an interrupted copy, run the same command again.
 
 It prints the references that pods use, one per line, or with --output json an array with
 the references, digests, bytes and seconds of each image. Images that fail are named on stderr
@@ -52,8 +44,7 @@ invalid or the images do not fit.`,
   zarf-registry images copy -f images.txt --platform all --referrers
   echo "$TOKEN" | zarf-registry images copy ghcr.io/team/app:1 --username robot --password-stdin
   zarf-registry images copy --to registry.example.com:5000 --prefix mirror nginx:1.27`,
-		ValidArgsFunction: completeReferences,
-		RunE:              func(cmd *cobra.Command, args []string) error { return f.run(cmd, args) },
+		RunE: func(cmd *cobra.Command, args []string) error { return f.run(cmd, args) },
 	}
 	f.register(cmd)
 	f.selectionFlags(cmd)
@@ -61,7 +52,7 @@ invalid or the images do not fit.`,
 	f.storeFlags(cmd)
 	f.login.register(cmd, "the registry of --to")
 	cmd.Flags().Lookup("username").Usage = "user name for the registry of --to or, without it, for the single registry " +
-		"of all images (default: the login of docker, podman or a credential helper)"
+		"of all images (default: as for images pull)"
 	cmd.Flags().BoolVar(&f.fromPlainHTTP, "from-plain-http", false, "use HTTP without TLS for the source registries")
 	f.cluster.register(cmd.Flags())
 	outputFlag(cmd, &f.output)
@@ -69,7 +60,7 @@ invalid or the images do not fit.`,
 }
 
 func (f *copyFlags) run(cmd *cobra.Command, args []string) error {
-	refs, err := f.check(cmd, args)
+	refs, host, err := f.check(cmd, args)
 	if err != nil {
 		return &exitcode.Refusal{Err: err}
 	}
@@ -79,13 +70,8 @@ func (f *copyFlags) run(cmd *cobra.Command, args []string) error {
 		}
 		return f.fromPlainHTTP
 	}
-	login := cmp.Or(f.host, soleHost(refs))
-	return f.transfer(cmd, login, plain, func(ctx context.Context, r *imageRun) ([]images.Result, error) {
-		store, err := r.storeOr("")
-		if err != nil {
-			return nil, err
-		}
-		items, failed := r.resolve(ctx, refs, store)
+	return f.transfer(cmd, host, plain, func(ctx context.Context, r *imageRun) ([]images.Result, error) {
+		items, failed := r.resolve(ctx, refs)
 		if f.ends(items, failed) {
 			return nil, failed
 		}
@@ -100,23 +86,20 @@ func (f *copyFlags) run(cmd *cobra.Command, args []string) error {
 	})
 }
 
-// check returns the references.
-func (f *copyFlags) check(cmd *cobra.Command, args []string) ([]string, error) {
-	if err := f.validate(cmd.Flags()); err != nil {
-		return nil, err
+// check returns the references, and the registry to which --username applies.
+func (f *copyFlags) check(cmd *cobra.Command, args []string) (refs []string, host string, err error) {
+	if err := cmp.Or(f.validate(cmd.Flags()), f.destinationFlags.check(cmd.Flags(), &f.login)); err != nil {
+		return nil, "", err
 	}
-	if err := f.destinationFlags.check(cmd.Flags(), &f.login); err != nil {
-		return nil, err
+	if refs, err = f.references(cmd, args); err != nil {
+		return nil, "", err
 	}
-	refs, err := f.references(cmd, args)
-	switch {
-	case err != nil:
-		return nil, err
-	case f.reference != "" && len(refs) > 1:
-		return nil, errors.New("--reference names a single image: give one image")
-	case f.login.username != "" && f.host == "" && soleHost(refs) == "":
-		return nil, errors.New("--username applies to one registry, but the images are from several: " +
-			"copy them one registry at a time, or use docker login")
+	if f.reference != "" && len(refs) > 1 {
+		return nil, "", errors.New("--reference names a single image: give one image")
 	}
-	return refs, nil
+	if f.host != "" {
+		return refs, f.host, nil
+	}
+	host, err = f.login.host(refs)
+	return refs, host, err
 }

@@ -18,8 +18,10 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/api/space"
 	"github.com/zarf-dev/zarf-registry/internal/exitcode"
 	"github.com/zarf-dev/zarf-registry/internal/images"
+	"github.com/zarf-dev/zarf-registry/internal/images/graph"
 	"github.com/zarf-dev/zarf-registry/internal/images/name"
 	"github.com/zarf-dev/zarf-registry/internal/images/remote"
+	"github.com/zarf-dev/zarf-registry/internal/images/source"
 )
 
 // listFlags are the flags of images list.
@@ -44,13 +46,8 @@ Of the cluster's registry, it also shows the bytes that no other image shares, t
 signatures and SBOMs, when the image was last pushed, and which workloads use it, as
 zarf-registry images prune --help defines it. --repositories adds up each repository.
 
-Many registries do not support listing repositories, among them Docker Hub and ghcr.io.
-
-Manifests are kept in the local store (zarf-registry images store).
-
 Exit codes: 0 on success, 1 on failure, 3 if the command line is invalid.`,
 		Example: `  zarf-registry images list
-  zarf-registry images list --repositories
   zarf-registry images list app.tar
   zarf-registry images list --from registry.example.com:5000
   zarf-registry images list --output json | jq -r '.[] | select(.usedBy == []).reference'`,
@@ -96,16 +93,12 @@ func (f *listFlags) run(cmd *cobra.Command, args []string) error {
 	if host == "" && len(args) == 0 {
 		return errors.Join(r.listCluster(cmd, f), r.end())
 	}
-	list, err := func() ([]listed, error) {
-		if len(args) > 0 {
-			return r.listSources(cmd.Context(), args)
-		}
-		registry, address, err := r.destination(cmd.Context(), host, f.from)
-		if err != nil {
-			return nil, err
-		}
-		return r.listRegistry(cmd.Context(), registry, address)
-	}()
+	var list []listed
+	if len(args) > 0 {
+		list, err = r.listSources(cmd.Context(), args)
+	} else {
+		list, err = r.listRegistry(cmd.Context(), host, f.from)
+	}
 	err = errors.Join(err, r.end())
 	if err != nil && len(list) == 0 {
 		return err
@@ -144,17 +137,17 @@ func (r *imageRun) listSources(ctx context.Context, sources []string) ([]listed,
 	var failed []error
 	paths, engine := splitSources(sources)
 	for _, path := range paths {
-		source, err := r.open(ctx, path)
+		opened, err := r.open(ctx, path)
 		if err != nil {
 			return nil, err
 		}
-		failed = append(failed, source.Incomplete())
-		for _, image := range source.Images() {
+		failed = append(failed, opened.Incomplete())
+		for _, image := range opened.Images() {
 			list = append(list, listedImage(path, image))
 		}
 	}
 	if len(engine) > 0 {
-		items, err := r.engine(ctx, engine)
+		items, err := r.fromEngine(ctx, engine)
 		failed = append(failed, err)
 		for _, item := range items {
 			list = append(list, listedImage(strings.TrimSuffix(name.DaemonPrefix, ":"), item.Image))
@@ -163,24 +156,28 @@ func (r *imageRun) listSources(ctx context.Context, sources []string) ([]listed,
 	return list, errors.Join(failed...)
 }
 
-func listedImage(source string, image images.Image) listed {
+func listedImage(source string, image graph.Image) listed {
 	l := listed{
 		Source: source, Reference: image.Reference,
 		Digest: image.Descriptor.Digest, MediaType: image.Descriptor.MediaType, Size: image.Size,
 		Platforms: []string{},
 	}
 	for _, p := range image.Platforms {
-		l.Platforms = append(l.Platforms, images.Platforms{p}.String())
+		l.Platforms = append(l.Platforms, graph.Platforms{p}.String())
 	}
 	return l
 }
 
-// listRegistry lists all tags of a registry, sorted. References begin with address.
-func (r *imageRun) listRegistry(ctx context.Context, registry *remote.Registry, address string) ([]listed, error) {
-	if err := registry.Ping(ctx); err != nil {
+// listRegistry lists all tags of the registry at host, sorted. References begin with address.
+func (r *imageRun) listRegistry(ctx context.Context, host, address string) ([]listed, error) {
+	registry, err := r.registries.get(ctx, host)
+	if err == nil {
+		err = registry.Ping(ctx)
+	}
+	if err != nil {
 		return nil, err
 	}
-	store, err := r.storeOr("")
+	store, err := r.store()
 	if err != nil {
 		return nil, err
 	}
@@ -188,38 +185,16 @@ func (r *imageRun) listRegistry(ctx context.Context, registry *remote.Registry, 
 	if err != nil {
 		return nil, err
 	}
-	// Images are resolved one by one, so that a tag deleted meanwhile is not an error.
-	var mu sync.Mutex
+	slices.Sort(refs)
+	items, err := source.Resolve(ctx, refs, source.ResolveOptions{
+		Registry: func(context.Context, string) (*remote.Registry, error) { return registry, nil },
+		Store:    store, Concurrency: r.concurrency, Log: r.log,
+	})
 	list := []listed{}
-	group, ctx := errgroup.WithContext(ctx)
-	group.SetLimit(r.concurrency)
-	for _, ref := range refs {
-		group.Go(func() error {
-			items, err := images.Resolve(ctx, []string{ref}, images.ResolveOptions{
-				Registry: func(context.Context, string) (*remote.Registry, error) { return registry, nil },
-				Store:    store, Concurrency: 1, Log: r.log,
-			})
-			if errors.Is(err, errdef.ErrNotFound) {
-				return nil
-			}
-			if err != nil {
-				return err
-			}
-			mu.Lock()
-			defer mu.Unlock()
-			for _, item := range items {
-				image := listedImage("", item.Image)
-				image.Reference = ref
-				list = append(list, image)
-			}
-			return nil
-		})
+	for _, item := range items {
+		list = append(list, listedImage("", item.Image))
 	}
-	if err := group.Wait(); err != nil {
-		return nil, err
-	}
-	slices.SortFunc(list, func(a, b listed) int { return cmp.Compare(a.Reference, b.Reference) })
-	return list, nil
+	return list, err
 }
 
 // tags returns the references of all tags in a registry, unsorted.
@@ -251,10 +226,7 @@ func (r *imageRun) tags(ctx context.Context, registry *remote.Registry, address 
 				}
 				return nil
 			})
-			if errors.Is(err, errdef.ErrNotFound) {
-				return nil // all of its tags are deleted
-			}
-			if err != nil {
+			if err != nil && !errors.Is(err, errdef.ErrNotFound) { // then all of its tags are deleted
 				return fmt.Errorf("repository %s/%s: %w", address, name, err)
 			}
 			return nil

@@ -19,7 +19,7 @@ import (
 
 	"github.com/zarf-dev/zarf-registry/internal/api/catalog"
 	"github.com/zarf-dev/zarf-registry/internal/exitcode"
-	"github.com/zarf-dev/zarf-registry/internal/images"
+	"github.com/zarf-dev/zarf-registry/internal/images/graph"
 	"github.com/zarf-dev/zarf-registry/internal/images/name"
 	"github.com/zarf-dev/zarf-registry/internal/images/workloads"
 	"github.com/zarf-dev/zarf-registry/internal/oci"
@@ -65,7 +65,6 @@ only the registry itself are comments: where their images come from is not known
 Exit codes: 0 if nothing is missing, 1 if something is or on failure, 3 if nothing was tried,
 because the command line or a manifest is invalid.`,
 		Example: `  helm template shop ./shop | zarf-registry images missing -
-  zarf-registry images missing manifests/ crds.yaml
   zarf-registry images missing -o list > images.txt
   zarf-registry images pull -f images.txt --out images.tar   # outside
   kubectl get prometheuses,alertmanagers -A -o yaml | zarf-registry images missing -`,
@@ -154,16 +153,16 @@ func (f *missingFlags) run(cmd *cobra.Command, args []string) error {
 		counts = f.counts
 	}
 	report := s.report(used.Needs(counts), f.all)
-	return f.print(cmd.OutOrStdout(), report, log)
+	return f.print(cmd.OutOrStdout(), report)
 }
 
 // check checks the flags. The platforms of auto are nil.
-func (f *missingFlags) check(cmd *cobra.Command, args []string) (prefix name.Prefix, p images.Platforms, err error) {
+func (f *missingFlags) check(cmd *cobra.Command, args []string) (prefix name.Prefix, p graph.Platforms, err error) {
 	errs := []error{f.cluster.validate(), validOutput(f.output, "list")}
 	prefix, err = name.ParsePrefix(f.prefix)
 	errs = append(errs, err)
 	if f.platforms != "auto" {
-		if p, err = images.ParsePlatforms(f.platforms); err != nil {
+		if p, err = graph.ParsePlatforms(f.platforms); err != nil {
 			errs = append(errs, fmt.Errorf("--platform: %w", err))
 		}
 	}
@@ -245,7 +244,7 @@ func manifestFiles(path string) ([]string, error) {
 }
 
 // platformsOfNodes returns nil, which checks no platforms, if the nodes cannot be listed.
-func platformsOfNodes(ctx context.Context, c *registryAccess, log *slog.Logger) (images.Platforms, error) {
+func platformsOfNodes(ctx context.Context, c *registryAccess, log *slog.Logger) (graph.Platforms, error) {
 	text, err := nodePlatforms(ctx, c.client)
 	if ctx.Err() != nil {
 		return nil, context.Cause(ctx)
@@ -254,7 +253,7 @@ func platformsOfNodes(ctx context.Context, c *registryAccess, log *slog.Logger) 
 		log.Warn("cannot read the platforms of the cluster's nodes, checking none (--platform)", "error", err)
 		return nil, nil
 	}
-	return images.ParsePlatforms(text)
+	return graph.ParsePlatforms(text)
 }
 
 // imageSearch finds needed images in the registry.
@@ -262,7 +261,7 @@ type imageSearch struct {
 	find      func(repository, tag string, d digest.Digest) *catalog.Manifest
 	address   string // of the registry, in references
 	prefix    name.Prefix
-	platforms images.Platforms
+	platforms graph.Platforms
 }
 
 // report finds the needed images. Those that name the cluster's registry and another one are listed once, unless the
@@ -270,7 +269,7 @@ type imageSearch struct {
 func (s *imageSearch) report(needs []*workloads.Need, all bool) *missingReport {
 	report := &missingReport{Platforms: []string{}, Images: []neededImage{}}
 	for _, p := range s.platforms {
-		report.Platforms = append(report.Platforms, images.Platforms{p}.String())
+		report.Platforms = append(report.Platforms, graph.Platforms{p}.String())
 	}
 	found := map[*workloads.Need]neededImage{}
 	var listed, local []*workloads.Need
@@ -393,16 +392,11 @@ func (s *imageSearch) isOrigin(n, ours name.Name) bool {
 }
 
 // print writes the report. The error has no message if references are missing.
-func (f *missingFlags) print(w io.Writer, report *missingReport, log *slog.Logger) error {
+func (f *missingFlags) print(w io.Writer, report *missingReport) error {
 	var next []string
 	for _, image := range report.Images {
-		if !image.missing() || image.Possible {
-			continue
-		}
-		next = append(next, image.Reference)
-		if image.Origin == "" && f.output == "list" {
-			log.Warn("no registry outside is known for a missing image", "reference", image.Reference,
-				"neededBy", firstOf(image.NeededBy))
+		if image.missing() && !image.Possible {
+			next = append(next, image.Reference)
 		}
 	}
 	write := printMissing

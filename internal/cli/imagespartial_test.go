@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"io"
+	"log/slog"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -16,7 +17,10 @@ import (
 	"github.com/opencontainers/go-digest"
 
 	"github.com/zarf-dev/zarf-registry/internal/api/catalog"
+	"github.com/zarf-dev/zarf-registry/internal/api/scrub"
 	"github.com/zarf-dev/zarf-registry/internal/exitcode"
+	"github.com/zarf-dev/zarf-registry/internal/images"
+	"github.com/zarf-dev/zarf-registry/internal/release"
 )
 
 // One of three images cannot be pulled: pull, copy and push complete the others, name it and fail.
@@ -156,6 +160,63 @@ func TestNothingControlsTheTerminal(t *testing.T) {
 	}
 }
 
+// What comes from a registry controls the terminal in no row of any command.
+func TestRowsDoNotControlTheTerminal(t *testing.T) {
+	const evil = "e\x1b]52;c;ZXZpbA==\x07\u009b31m\u202e"
+	facts := &storedFacts{Problem: evil + "\nFAKE"}
+	problem := `{"problem":{"kind":"damaged","digest":"\u001b","images":[{"repository":"\u009b","tag":"\u202e"}]}}` +
+		"\n" + `{"result":{"problems":1}}` + "\n"
+	removed := `{"removed":{"repository":"\u009b","digest":"\u001b"}}` + "\n" + `{"result":{}}` + "\n"
+	answering := func(answer string) (http.RoundTripper, release.PushAccess) {
+		return newTLSServer(t, func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, answer) }),
+			release.PushAccess{ServerName: "r", Username: "me", Password: "secret"}
+	}
+	for name, write := range map[string]func(io.Writer) error{
+		"list": func(w io.Writer) error {
+			return render(w, formatTable, []listed{{Reference: evil + "\nFAKE", storedFacts: facts}}, printStored, nil)
+		},
+		"list --repositories": func(w io.Writer) error {
+			return render(w, formatTable, []listedRepository{{Repository: evil, storedFacts: facts}}, printRepositories, nil)
+		},
+		"missing": func(w io.Writer) error {
+			return render(w, formatTable, &missingReport{Images: []neededImage{{Reference: evil, Problem: facts.Problem,
+				NeededBy: []string{evil}}}}, printMissing, nil)
+		},
+		"missing --output list": func(w io.Writer) error {
+			return render(w, "list", &missingReport{Images: []neededImage{{Origin: evil, NeededBy: []string{evil}}}},
+				printMissingList, nil)
+		},
+		"prune": func(w io.Writer) error {
+			return render(w, formatTable, &removal{Images: []removedImage{{References: []string{evil + "\nFAKE"}}},
+				Untagged: []string{evil}}, (&removalFlags{}).print, nil)
+		},
+		"pull": func(w io.Writer) error {
+			return render(w, formatTable, []images.Result{{Reference: evil}}, printReferences, nil)
+		},
+		"verify": func(w io.Writer) error {
+			transport, access := answering(problem)
+			f := verifyFlags{request: scrub.Request{Rate: 1000}, output: formatTable}
+			_ = f.verify(t.Context(), transport, access, w, slog.New(slog.DiscardHandler))
+			return nil
+		},
+		"garbage-collect": func(w io.Writer) error {
+			transport, access := answering(removed)
+			f := collectFlags{output: formatTable}
+			_ = f.collect(t.Context(), transport, access, w, slog.New(slog.DiscardHandler))
+			return nil
+		},
+	} {
+		var out bytes.Buffer
+		if err := write(&out); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+		if text := out.String(); strings.ContainsAny(text, "\x1b\x07\u009b\u202e") || strings.Contains(text, "\nFAKE") ||
+			!strings.Contains(text, `\u001b`) {
+			t.Errorf("%s prints %q", name, text)
+		}
+	}
+}
+
 // Ctrl-C ends a command that waits for a pipe that nobody writes to.
 func TestCtrlCEndsWhatBlocks(t *testing.T) {
 	c := newImageCommand(t, nil)
@@ -231,6 +292,5 @@ func TestLimitRate(t *testing.T) {
 		if took := time.Since(begin); took < 400*time.Millisecond || took > 20*time.Second {
 			t.Errorf("%s takes %s", args[0], took)
 		}
-		c.fails(exitcode.Refused, "", append(args, "--limit-rate", "100")...)
 	}
 }

@@ -46,7 +46,6 @@ garbage collection.
 Exit codes: 0 on success, 1 on failure, 3 if nothing was tried. If prune is interrupted, run
 it again.`,
 		Example: `  zarf-registry images prune --older-than 90d --keep-last 3 --dry-run
-  zarf-registry images prune --match 'ci/*' --older-than 14d
   zarf-registry images prune --untagged --keep-list release-images.txt
   zarf-registry images prune --older-than 1h --dry-run --output json | jq '.kept[] | {reason, references}'`,
 		Args: cobra.NoArgs,

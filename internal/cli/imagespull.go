@@ -1,7 +1,6 @@
 package cli
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -14,9 +13,8 @@ import (
 
 	"github.com/zarf-dev/zarf-registry/internal/exitcode"
 	"github.com/zarf-dev/zarf-registry/internal/images"
-	"github.com/zarf-dev/zarf-registry/internal/images/blobstore"
 	"github.com/zarf-dev/zarf-registry/internal/images/inventory"
-	"github.com/zarf-dev/zarf-registry/internal/images/name"
+	"github.com/zarf-dev/zarf-registry/internal/images/output"
 )
 
 // pullFlags are the flags of images pull.
@@ -40,9 +38,6 @@ OCI artifact can be pulled: container images, indexes, Helm charts, signatures.
 References have the form of docker pull: nginx means docker.io/library/nginx:latest.
 docker-daemon:NAME is an image of the local Docker engine.
 
-If a tag names an index, --platform selects from it. References by digest are pulled
-completely.
-
 Images in an existing layout are kept, except those with the same name. An existing archive
 is replaced at the end. It needs the disk space of its content, which is reserved first.
 
@@ -52,9 +47,6 @@ the cluster. Only zarf-registry images push reads it.
 Every blob is verified. What fits is kept in the local store (zarf-registry images store) for later
 pulls. To continue an interrupted pull, run the same command again; without the store, only a
 layout continues.
-
-Credentials come from docker login, podman login and credential helpers (REGISTRY_AUTH_FILE,
-DOCKER_CONFIG), or from --username.
 
 It prints the names of the images, one per line, or with --output json an array with the
 names, digests, bytes and seconds of each image. Images that fail are named on stderr with the
@@ -66,8 +58,7 @@ Exit codes: 0 if all images were pulled, 1 if one failed, 3 if the command line 
   zarf-registry images pull --referrers ghcr.io/stefanprodan/charts/podinfo:6.7.1 --out chart.tar
   zarf-registry images pull -f images.txt --have inventory.bin --out thin.tar
   zarf-registry images pull docker-daemon:team/app:1 --out app.tar`,
-		ValidArgsFunction: completeReferences,
-		RunE:              func(cmd *cobra.Command, args []string) error { return f.run(cmd, args) },
+		RunE: func(cmd *cobra.Command, args []string) error { return f.run(cmd, args) },
 	}
 	f.outFlags(cmd.Flags())
 	cmd.Flags().StringVar(&f.have, "have", "",
@@ -78,11 +69,6 @@ Exit codes: 0 if all images were pulled, 1 if one failed, 3 if the command line 
 	f.login.register(cmd, "the registries")
 	outputFlag(cmd, &f.output)
 	return cmd
-}
-
-// completeReferences completes the only known prefix of a reference.
-func completeReferences(_ *cobra.Command, _ []string, _ string) ([]string, cobra.ShellCompDirective) {
-	return []string{name.DaemonPrefix}, cobra.ShellCompDirectiveNoFileComp | cobra.ShellCompDirectiveNoSpace
 }
 
 func (f *pullFlags) run(cmd *cobra.Command, args []string) error {
@@ -104,12 +90,8 @@ func (f *pullFlags) check(cmd *cobra.Command, args []string) (refs []string, hos
 	if refs, err = f.references(cmd, args); err != nil {
 		return nil, "", err
 	}
-	host = soleHost(refs)
-	if f.login.username != "" && host == "" {
-		return nil, "", errors.New("--username applies to one registry, but the images are from several: " +
-			"pull them one registry at a time, or use docker login")
-	}
-	return refs, host, nil
+	host, err = f.login.host(refs)
+	return refs, host, err
 }
 
 func (f *pullFlags) checkOut() error {
@@ -124,13 +106,10 @@ func (f *pullFlags) checkOut() error {
 	case err == nil && !info.IsDir():
 		return fmt.Errorf("invalid --out %s: it is a file; archives end in .tar, and layouts are directories", f.out)
 	}
-	if dir, err := f.storeAt(); err == nil && !f.noStore && samePlace(f.out, dir) {
+	out, _ := filepath.Abs(f.out)
+	if dir, err := f.storeAt(); err == nil && !f.noStore && out == filepath.Clean(dir) {
 		return fmt.Errorf("invalid --out %s: it is the local store of blobs, which keeps no images: choose another "+
 			"directory for either", f.out)
-	}
-	parent := filepath.Dir(f.out)
-	if info, err := os.Stat(parent); err != nil || !info.IsDir() {
-		return fmt.Errorf("invalid --out %s: directory %s does not exist", f.out, parent)
 	}
 	return nil
 }
@@ -157,18 +136,6 @@ func (f *pullFlags) readInventory() error {
 	return nil
 }
 
-// samePlace reports whether two paths name the same directory, which may not exist yet.
-func samePlace(a, b string) bool {
-	infoA, errA := os.Stat(a)
-	infoB, errB := os.Stat(b)
-	if errA == nil && errB == nil {
-		return os.SameFile(infoA, infoB)
-	}
-	a, errA = filepath.Abs(a)
-	b, errB = filepath.Abs(b)
-	return errA == nil && errB == nil && a == b
-}
-
 func (f *pullFlags) outFlags(flags *pflag.FlagSet) {
 	flags.StringVar(&f.out, "out", "",
 		"`PATH` of the output: an archive if it ends in .tar, otherwise a layout directory")
@@ -178,11 +145,11 @@ func (f *pullFlags) archive() bool { return strings.HasSuffix(f.out, ".tar") }
 
 // pull returns the images that the output contains.
 func (f *pullFlags) pull(ctx context.Context, r *imageRun, refs []string) ([]images.Result, error) {
-	out, store, err := f.open(r)
+	out, err := f.open(r)
 	if err != nil {
 		return nil, err
 	}
-	items, failed := r.resolve(ctx, refs, store)
+	items, failed := r.resolve(ctx, refs)
 	if f.ends(items, failed) {
 		return nil, failed
 	}
@@ -190,28 +157,22 @@ func (f *pullFlags) pull(ctx context.Context, r *imageRun, refs []string) ([]ima
 	return results, errors.Join(failed, err)
 }
 
-// open opens the output, and the store that images pass through.
-func (f *pullFlags) open(r *imageRun) (images.Output, *blobstore.Store, error) {
+func (f *pullFlags) open(r *imageRun) (images.Output, error) {
 	if f.archive() {
-		archive, err := images.CreateArchive(f.out)
+		archive, err := output.CreateArchive(f.out)
 		if err != nil {
-			return nil, nil, err
+			return nil, err
 		}
 		r.atEnd(archive.Close)
 		if f.inventory != nil {
 			archive.Omit(f.inventory.Has)
 		}
-		store, err := r.storeOr(filepath.Dir(f.out))
-		return archive, store, err
+		return archive, nil
 	}
-	store, err := r.store()
+	layout, err := output.OpenLayout(f.out)
 	if err != nil {
-		return nil, nil, err
-	}
-	layout, err := images.OpenLayout(f.out)
-	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
 	r.atEnd(layout.Close)
-	return layout, cmp.Or(store, layout.Store()), nil
+	return layout, nil
 }

@@ -16,8 +16,10 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/api/space"
 	"github.com/zarf-dev/zarf-registry/internal/exitcode"
 	"github.com/zarf-dev/zarf-registry/internal/images"
+	"github.com/zarf-dev/zarf-registry/internal/images/graph"
 	"github.com/zarf-dev/zarf-registry/internal/images/name"
 	"github.com/zarf-dev/zarf-registry/internal/images/remote"
+	"github.com/zarf-dev/zarf-registry/internal/images/source"
 )
 
 // destinationFlags select the destination of images and their names there.
@@ -79,9 +81,7 @@ The registry's name is dropped from the path: ghcr.io/a/b:1 becomes 127.0.0.1:31
 and nginx becomes 127.0.0.1:31999/library/nginx:latest, or with --prefix mirror
 127.0.0.1:31999/mirror/library/nginx:latest.
 
-Zarf's agent changes nginx in pods to library/nginx:latest-zarf-3793515731. With --zarf-tags,
-images are found under such tags too. Of a Zarf package, only the images are read; its
-checksums are verified, its signature is not.
+Of a Zarf package, only the images are read; its checksums are verified, its signature is not.
 
 A thin archive, which zarf-registry images pull --have wrote, is completed with what the registry
 has. Images of which something is missing are named, and must be pulled again.
@@ -89,9 +89,6 @@ has. Images of which something is missing are named, and must be pulled again.
 Blobs that images share are sent once. Blobs that the registry already has are not sent;
 blobs of its other repositories are mounted. Interrupted uploads resume. To continue an
 interrupted push, run the same command again.
-
-Credentials for --to come from docker login, podman login and credential helpers
-(REGISTRY_AUTH_FILE, DOCKER_CONFIG), or from --username.
 
 It prints the references that pods use, one per line, or with --output json an array with
 the references, digests, bytes and seconds of each image. Images that fail are named on stderr
@@ -102,7 +99,6 @@ If the images do not fit into the cluster's registry, nothing is sent.
 Exit codes: 0 if all images are in the registry, 1 if one failed, 3 if the command line is
 invalid or the images do not fit.`,
 		Example: `  zarf-registry images push app.tar
-  zarf-registry images push --reference example.com/team/app:1 ./layout-directory
   docker save nginx:1.27 -o nginx.tar && zarf-registry images push nginx.tar
   zarf-registry images push docker-daemon:team/app:1
   zarf-registry images push --to registry.example.com --prefix mirror images.tar
@@ -175,12 +171,12 @@ func splitSources(sources []string) (paths, engine []string) {
 
 // sources opens layouts and archives, then images of the Docker engine, and returns the complete images in them, and
 // errors about others. It returns no image if a source does not exist or has no names.
-func (r *imageRun) sources(ctx context.Context, sources []string, reference string) ([]images.Item, error) {
-	var items []images.Item
+func (r *imageRun) sources(ctx context.Context, sources []string, reference string) ([]graph.Item, error) {
+	var items []graph.Item
 	var failed []error
 	paths, engine := splitSources(sources)
 	for _, path := range paths {
-		source, err := r.open(ctx, path)
+		opened, err := r.open(ctx, path)
 		if errors.Is(err, fs.ErrNotExist) || ctx.Err() != nil {
 			return nil, err
 		}
@@ -188,15 +184,15 @@ func (r *imageRun) sources(ctx context.Context, sources []string, reference stri
 			failed = append(failed, err)
 			continue
 		}
-		list, err := source.Items(reference)
+		list, err := opened.Items(reference)
 		if err != nil {
-			return nil, errors.Join(err, source.Incomplete())
+			return nil, errors.Join(err, opened.Incomplete())
 		}
 		items = append(items, list...)
-		failed = append(failed, source.Incomplete())
+		failed = append(failed, opened.Incomplete())
 	}
 	if len(engine) > 0 {
-		list, err := r.engine(ctx, engine)
+		list, err := r.fromEngine(ctx, engine)
 		if len(list) > 0 && reference != "" {
 			list[0].Reference = reference
 		}
@@ -206,26 +202,26 @@ func (r *imageRun) sources(ctx context.Context, sources []string, reference stri
 }
 
 // open opens a layout or an archive until the end of the run.
-func (r *imageRun) open(ctx context.Context, path string) (*images.Source, error) {
-	source, err := images.Open(ctx, path)
+func (r *imageRun) open(ctx context.Context, path string) (*source.Source, error) {
+	opened, err := source.Open(ctx, path)
 	if errors.Is(err, fs.ErrNotExist) && name.Check(path) == nil {
 		err = fmt.Errorf("%w: push accepts archives and layout directories; use zarf-registry images copy for images in "+
 			"registries", err)
 	}
 	if err == nil {
-		r.atEnd(source.Close)
+		r.atEnd(opened.Close)
 	}
-	return source, err
+	return opened, err
 }
 
-// engine saves images of the Docker engine at once.
-func (r *imageRun) engine(ctx context.Context, refs []string) ([]images.Item, error) {
-	return images.Resolve(ctx, refs, images.ResolveOptions{Daemon: r.daemon, Log: r.log})
+// fromEngine finds images of the Docker engine.
+func (r *imageRun) fromEngine(ctx context.Context, refs []string) ([]graph.Item, error) {
+	return source.Resolve(ctx, refs, source.ResolveOptions{Engine: r.engine, Log: r.log})
 }
 
 // push pushes images to the registry of --to, or to the cluster's. The references in the results begin
 // with --to, or with the address that pods use.
-func (r *imageRun) push(ctx context.Context, items []images.Item, to *destinationFlags) ([]images.Result, error) {
+func (r *imageRun) push(ctx context.Context, items []graph.Item, to *destinationFlags) ([]images.Result, error) {
 	registry, address, err := r.destination(ctx, to.host, to.to)
 	if err != nil {
 		return nil, err
@@ -234,7 +230,7 @@ func (r *imageRun) push(ctx context.Context, items []images.Item, to *destinatio
 		return nil, err
 	}
 	if to.zarfTags {
-		if items, err = images.WithZarfTags(items); err != nil {
+		if items, err = source.WithZarfTags(items); err != nil {
 			return nil, err
 		}
 	}
@@ -273,28 +269,20 @@ func fits(ctx context.Context, registry spaceReporter, content []ocispec.Descrip
 		need += desc.Size
 	}
 	usage, err := registry.Space(ctx)
-	if err == nil {
-		if !usage.Lacks(need) {
-			return nil // whatever it has of it
-		}
-		if digests, err = registry.Missing(ctx, digests); err == nil {
-			return refuseSpace(usage, sizes, digests)
+	if err == nil && usage.Lacks(need) { // otherwise it fits, whatever the registry has of it
+		need = 0
+		digests, err = registry.Missing(ctx, digests)
+		for _, d := range digests {
+			need += sizes[d]
 		}
 	}
-	if ctx.Err() != nil {
+	switch {
+	case ctx.Err() != nil:
 		return ctx.Err()
-	}
-	log.Warn("cannot determine whether the images fit into the registry, sending them", "error", err)
-	return nil
-}
-
-// refuseSpace returns the refusal of a push that needs space for the missing blobs, if they do not fit.
-func refuseSpace(usage space.Usage, sizes map[digest.Digest]int64, missing []digest.Digest) error {
-	need := int64(0)
-	for _, d := range missing {
-		need += sizes[d]
-	}
-	if need == 0 || !usage.Lacks(need) {
+	case err != nil:
+		log.Warn("cannot determine whether the images fit into the registry, sending them", "error", err)
+		return nil
+	case need == 0 || !usage.Lacks(need):
 		return nil
 	}
 	return exitcode.Refuse("the images need %s that the registry does not have, and it accepts %s more (%s; it accepts "+
@@ -323,7 +311,6 @@ func (r *imageRun) destination(ctx context.Context, host, to string) (*remote.Re
 // options returns the options of a transfer whose progress the meter shows.
 func (r *imageRun) options() images.Options {
 	return images.Options{
-		Concurrency: r.concurrency, ImageConcurrency: r.imageConcurrency, FailFast: r.failFast,
-		Progress: r.meter.Update, Done: r.meter.Done,
+		Concurrency: r.concurrency, FailFast: r.failFast, Progress: r.meter.Update, Done: r.meter.Done,
 	}
 }

@@ -31,7 +31,8 @@ type registryFlags struct {
 func (f *registryFlags) register(cmd *cobra.Command, which string) {
 	flags := cmd.Flags()
 	flags.StringVar(&f.username, "username", "",
-		"user name for "+which+" (default: the login of docker, podman or a credential helper)")
+		"user name for "+which+" (default: the login of docker or podman, also in REGISTRY_AUTH_FILE or DOCKER_CONFIG, or a "+
+			"credential helper)")
 	flags.BoolVar(&f.passwordStdin, "password-stdin", false, "read the password for --username from stdin")
 	flags.BoolVar(&f.plainHTTP, "plain-http", false, "use HTTP without TLS for "+which)
 	flags.StringVar(&f.caFile, "ca-file", "",
@@ -113,7 +114,7 @@ func (f *registryFlags) registries(
 	logins := sync.OnceValues(readLogins) // for the first registry that needs them
 	return &registries{clients: map[string]*remote.Registry{}, options: func(to string) (remote.Options, error) {
 		options := retry
-		options.Host, options.TLS, options.AllowRedirects = to, trust, true
+		options.Host, options.TLS = to, trust
 		options.PlainHTTP = plain(to)
 		if to == host && given != nil {
 			options.Credential = given
@@ -179,18 +180,21 @@ func (r *registries) close() {
 	}
 }
 
-// soleHost returns the registry of the references if it is the same for all, otherwise "".
-func soleHost(refs []string) string {
-	sole := ""
+// host returns the registry of the references if it is the same for all, otherwise "", which --username does not allow.
+func (f *registryFlags) host(refs []string) (string, error) {
+	var hosts []string
 	for _, ref := range refs {
-		if strings.HasPrefix(ref, name.DaemonPrefix) {
-			continue
+		if host, err := name.Host(ref); err == nil && !strings.HasPrefix(ref, name.DaemonPrefix) {
+			hosts = append(hosts, host)
 		}
-		host, err := name.Host(ref)
-		if err != nil || sole != "" && sole != host {
-			return ""
-		}
-		sole = host
 	}
-	return sole
+	slices.Sort(hosts)
+	switch hosts = slices.Compact(hosts); {
+	case len(hosts) == 1:
+		return hosts[0], nil
+	case f.username != "":
+		return "", errors.New("--username applies to one registry, but the images are from several: transfer them one " +
+			"registry at a time, or use docker login")
+	}
+	return "", nil
 }

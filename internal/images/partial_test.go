@@ -3,7 +3,9 @@ package images
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
+	"io"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -15,36 +17,39 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
 	"github.com/zarf-dev/zarf-registry/internal/images/blobstore"
+	"github.com/zarf-dev/zarf-registry/internal/images/graph"
 	"github.com/zarf-dev/zarf-registry/internal/images/name"
+	"github.com/zarf-dev/zarf-registry/internal/images/output"
 	"github.com/zarf-dev/zarf-registry/internal/images/remote"
+	"github.com/zarf-dev/zarf-registry/internal/images/source"
 	"github.com/zarf-dev/zarf-registry/internal/net/tlsfiles/tlsfilestest"
 	"github.com/zarf-dev/zarf-registry/internal/oci"
+	"github.com/zarf-dev/zarf-registry/test/imagestest"
 	"github.com/zarf-dev/zarf-registry/test/registrytest"
 )
 
 // fiveImages returns five images, of which the third has a blob that it does not share.
-func fiveImages(t *testing.T, store *Store) (list []Image, bad ocispec.Descriptor) {
+func fiveImages(t *testing.T, store *graph.Store) (list []graph.Image, bad ocispec.Descriptor) {
 	t.Helper()
 	for i, name := range []string{"a:1", "b:1", "c:1", "d:1", "e:1"} {
-		list = append(list, testImage(t, store, name, 300_000+i, "amd64"))
+		list = append(list, imagestest.Index(t, store, name, 300_000+i, "amd64"))
 	}
-	nodes := nodesOf(t, store, list[2].Descriptor)
+	nodes := imagestest.Nodes(t, store, list[2].Descriptor)
 	return list, nodes[slices.IndexFunc(nodes, func(d ocispec.Descriptor) bool { return d.Size == 300_002 })]
 }
 
-// damage makes the registry lack a blob, and returns how to repair it.
-func (r *testRegistry) damage(d digest.Digest) (repair func()) {
-	r.setFront(func(w http.ResponseWriter, req *http.Request) bool {
+// damage makes the registry lack a blob.
+func damage(r *imagestest.Registry, d digest.Digest) {
+	r.SetFront(func(w http.ResponseWriter, req *http.Request) bool {
 		if !strings.HasSuffix(req.URL.Path, "/blobs/"+d.String()) {
 			return false
 		}
 		w.WriteHeader(http.StatusNotFound)
 		return true
 	})
-	return func() { r.setFront(nil) }
 }
 
-func wantErrorAbout(t *testing.T, err error, image Image, d digest.Digest) {
+func wantErrorAbout(t *testing.T, err error, image graph.Image, d digest.Digest) {
 	t.Helper()
 	if err == nil || !strings.Contains(err.Error(), "library/"+image.Reference) && !strings.Contains(err.Error(),
 		"image "+image.Reference) || !strings.Contains(err.Error(), d.String()) || strings.Contains(err.Error(), "\n") {
@@ -55,20 +60,20 @@ func wantErrorAbout(t *testing.T, err error, image Image, d digest.Digest) {
 // One of five images is incomplete in the registry: a pull completes the others, and after a repair all.
 func TestPullOfABadImage(t *testing.T) {
 	from := newOrigin(t)
-	store := &Store{}
+	store := &graph.Store{}
 	list, bad := fiveImages(t, store)
 	refs := from.fill(t, store, list...)
 	others := slices.Concat(refs[:2], refs[3:])
-	repair := from.damage(bad.Digest)
+	damage(from.Registry, bad.Digest)
 	path := filepath.Join(t.TempDir(), "a.tar")
 	write := func(path string, refs ...string) ([]Result, error) {
 		t.Helper()
-		archive, err := CreateArchive(path)
+		archive, err := output.CreateArchive(path)
 		if err != nil {
 			t.Fatal(err)
 		}
 		results, err := Pull(t.Context(), from.resolve(t, nil, refs...), archive,
-			Options{ImageConcurrency: 5})
+			Options{})
 		return results, errors.Join(err, archive.Close())
 	}
 	results, err := write(path, refs...)
@@ -84,43 +89,46 @@ func TestPullOfABadImage(t *testing.T) {
 		t.Error("the archive differs from one of the complete images")
 	}
 	dir := t.TempDir()
-	pull := func(opts Options, change func(*ResolveOptions)) ([]Result, error) {
-		layout, err := OpenLayout(dir)
+	pull := func(opts Options, change func(*source.ResolveOptions)) ([]Result, error) {
+		layout, err := output.OpenLayout(dir)
 		if err != nil {
 			t.Fatal(err)
 		}
 		defer layout.Close()
 		return Pull(t.Context(), from.resolve(t, change, refs...), layout, opts)
 	}
-	later := nodesOf(t, store, list[3].Descriptor)
+	later := imagestest.Nodes(t, store, list[3].Descriptor)
 	large := later[slices.IndexFunc(later, func(d ocispec.Descriptor) bool { return d.Size == 300_003 })].Digest
-	damaged := from.front
-	from.setFront(func(w http.ResponseWriter, r *http.Request) bool {
+	from.SetFront(func(w http.ResponseWriter, r *http.Request) bool {
 		if strings.HasSuffix(r.URL.Path, large.String()) {
 			<-r.Context().Done() // in transfer until it is canceled
 			return true
 		}
-		return damaged(w, r)
+		if strings.HasSuffix(r.URL.Path, bad.Digest.String()) {
+			w.WriteHeader(http.StatusNotFound)
+			return true
+		}
+		return false
 	})
-	results, err = pull(Options{FailFast: true}, func(o *ResolveOptions) { o.Store = openStore(t, t.TempDir()) })
+	results, err = pull(Options{FailFast: true}, func(o *source.ResolveOptions) { o.Store = openStore(t, t.TempDir()) })
 	wantErrorAbout(t, err, list[2], bad.Digest)
 	if slices.ContainsFunc(results, func(r Result) bool { return strings.HasSuffix(r.Reference, "/d:1") }) {
 		t.Errorf("--fail-fast: %+v", results)
 	}
-	from.setFront(damaged)
+	damage(from.Registry, bad.Digest)
 	results, err = pull(Options{}, nil)
 	wantErrorAbout(t, err, list[2], bad.Digest)
 	if got := len(mustOpen(t, dir).Images()); len(results) != 4 || got != 4 {
 		t.Errorf("%d results, %d images in the layout", len(results), got)
 	}
-	repair()
+	from.SetFront(nil)
 	if _, err := pull(Options{}, nil); err != nil {
 		t.Error(err)
 	}
 	if _, err := write(path, refs...); err != nil {
 		t.Error(err)
 	}
-	for _, source := range []*Source{mustOpen(t, dir), mustOpen(t, path)} {
+	for _, source := range []*source.Source{mustOpen(t, dir), mustOpen(t, path)} {
 		if got := len(source.Images()); got != 5 || source.Incomplete() != nil {
 			t.Errorf("%s has %d images, error %v", source.Kind(), got, source.Incomplete())
 		}
@@ -130,16 +138,16 @@ func TestPullOfABadImage(t *testing.T) {
 // A pull of which nothing is complete leaves the previous archive.
 func TestArchiveWithoutACompleteImage(t *testing.T) {
 	from := newOrigin(t)
-	store := &Store{}
+	store := &graph.Store{}
 	list, bad := fiveImages(t, store)
 	refs := from.fill(t, store, list...)
-	from.damage(bad.Digest)
-	path := writeTemp(t, "a.tar", []byte("was here"))
-	archive, err := CreateArchive(path)
+	damage(from.Registry, bad.Digest)
+	path := imagestest.Temp(t, "a.tar", []byte("was here"))
+	archive, err := output.CreateArchive(path)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := CreateArchive(path); err == nil || !strings.Contains(err.Error(), "in use by another process") {
+	if _, err := output.CreateArchive(path); err == nil || !strings.Contains(err.Error(), "in use by another process") {
 		t.Errorf("two write it at once: %v", err)
 	}
 	if results, err := Pull(t.Context(), from.resolve(t, nil, refs[2]), archive, Options{}); err == nil || results != nil {
@@ -159,50 +167,50 @@ func TestArchiveWithoutACompleteImage(t *testing.T) {
 
 // One of five images is incomplete in the source: a push completes the others, and after a repair all.
 func TestPushOfABadImage(t *testing.T) {
-	store := &Store{}
+	store := &graph.Store{}
 	list, bad := fiveImages(t, store)
 	var listed []ocispec.Descriptor
 	for _, image := range list {
-		listed = append(listed, annotated(image, containerdName(image.Reference)))
+		listed = append(listed, imagestest.Annotated(image, map[string]string{oci.AnnotationContainerdName: image.Reference}))
 	}
-	files := layoutFiles(t, store, listed...)
-	dir := writeLayout(t, files)
+	files := imagestest.Layout(t, store, listed...)
+	dir := imagestest.WriteLayout(t, files)
 	path := filepath.Join(dir, oci.BlobPath(bad.Digest))
-	to := newTestRegistry(t)
+	to := imagestest.NewRegistry(t)
 	for how, damage := range map[string]func() error{
 		"missing":   func() error { return os.Remove(path) },
-		"truncated": func() error { return os.WriteFile(path, noise(1, 100), 0o600) },
-		"altered":   func() error { return os.WriteFile(path, noise(1, int(bad.Size)), 0o600) },
+		"truncated": func() error { return os.WriteFile(path, imagestest.Noise(1, 100), 0o600) },
+		"altered":   func() error { return os.WriteFile(path, imagestest.Noise(1, int(bad.Size)), 0o600) },
 	} {
 		if err := damage(); err != nil {
 			t.Fatal(err)
 		}
 		source := mustOpen(t, dir)
-		results, err := Push(t.Context(), mustItems(t, source, ""), to.client(t, nil), Options{Prefix: name.Prefix(how)})
+		results, err := Push(t.Context(), mustItems(t, source, ""), to.NewClient(t, nil), Options{Prefix: name.Prefix(how)})
 		wantErrorAbout(t, errors.Join(err, source.Incomplete()), list[2], bad.Digest)
 		if len(results) != 4 {
 			t.Errorf("%s: %d images were pushed", how, len(results))
 		}
 		for _, image := range slices.Concat(list[:2], list[3:]) {
 			image.Reference = how + "/library/" + image.Reference
-			to.get(t, strings.Replace(image.Reference, ":", "/manifests/", 1))
+			to.Get(t, strings.Replace(image.Reference, ":", "/manifests/", 1))
 		}
 	}
-	if err := os.WriteFile(path, fetchAll(t, store, bad), 0o600); err != nil {
+	if err := os.WriteFile(path, imagestest.Fetch(t, store, bad), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if results := mustPush(t, mustItems(t, mustOpen(t, dir), ""), to.client(t, nil), Options{}); len(results) != 5 {
+	if results := mustPush(t, mustItems(t, mustOpen(t, dir), ""), to.NewClient(t, nil), Options{}); len(results) != 5 {
 		t.Errorf("%d images", len(results))
 	}
 }
 
 // If the registry is gone, each further image would be tried in vain.
 func TestPushStopsWithoutARegistry(t *testing.T) {
-	store := &Store{}
+	store := &graph.Store{}
 	list, _ := fiveImages(t, store)
-	to := newTestRegistry(t)
-	gone := to.client(t, func(o *remote.Options) { o.Host, o.Retries = "127.0.0.1:1", -1 })
-	_, err := Push(t.Context(), Items(store, list...), gone, Options{})
+	to := imagestest.NewRegistry(t)
+	gone := to.NewClient(t, func(o *remote.Options) { o.Host, o.Retries = "127.0.0.1:1", -1 })
+	_, err := Push(t.Context(), graph.Items(store, list...), gone, Options{})
 	if err == nil || strings.Count(err.Error(), "pushing image") != 1 {
 		t.Errorf("error: %v", err)
 	}
@@ -211,11 +219,11 @@ func TestPushStopsWithoutARegistry(t *testing.T) {
 // Registries may accept an index whose manifests they do not all have.
 func TestSparseIndex(t *testing.T) {
 	from := newOrigin(t)
-	store := &Store{}
-	image := testImage(t, store, "multi:1", 5000, "amd64", "arm64", "riscv64")
+	store := &graph.Store{}
+	image := imagestest.Index(t, store, "multi:1", 5000, "amd64", "arm64", "riscv64")
 	refs := from.fill(t, store, image)
-	missing := decode[ocispec.Index](t, store, image.Descriptor).Manifests[1].Digest
-	from.setFront(func(w http.ResponseWriter, r *http.Request) bool {
+	missing := imagestest.Decode[ocispec.Index](t, store, image.Descriptor).Manifests[1].Digest
+	from.SetFront(func(w http.ResponseWriter, r *http.Request) bool {
 		whole := strings.HasSuffix(r.URL.Path, "/multi/manifests/1") && r.Method == http.MethodHead
 		if whole || strings.HasSuffix(r.URL.Path, missing.String()) {
 			w.WriteHeader(http.StatusNotFound)
@@ -223,21 +231,23 @@ func TestSparseIndex(t *testing.T) {
 		}
 		return false
 	})
-	if items, err := Resolve(t.Context(), refs, from.options); err == nil {
+	if items, err := source.Resolve(t.Context(), refs, from.options); err == nil {
 		t.Errorf("without Sparse: %+v", items)
 	}
-	items := from.resolve(t, func(o *ResolveOptions) { o.Sparse = true }, refs...)
+	items := from.resolve(t, func(o *source.ResolveOptions) { o.Sparse = true }, refs...)
 	if omitted := items[0].Omitted; len(omitted) != 1 || omitted[0].Architecture != "arm64" {
 		t.Errorf("omitted are %+v", omitted)
 	}
+	var index ocispec.Index
+	dir := t.TempDir()
+	pullToLayout(t, dir, items, Options{})
+	if err := json.Unmarshal(read(t, filepath.Join(dir, ocispec.ImageIndexFile)), &index); err != nil {
+		t.Fatal(err)
+	}
+	if len(index.Manifests) != 1 || index.Manifests[0].Digest != image.Descriptor.Digest {
+		t.Errorf("the layout lists %+v", index.Manifests)
+	}
 	for _, source := range pullBoth(t, items) {
-		var index ocispec.Index
-		if err := source.readJSON(ocispec.ImageIndexFile, &index); err != nil {
-			t.Fatal(err)
-		}
-		if len(index.Manifests) != 1 || index.Manifests[0].Digest != image.Descriptor.Digest {
-			t.Errorf("the %s lists %+v", source.Kind(), index.Manifests)
-		}
 		// It is pushed without the platform, because most registries reject sparse indexes.
 		if list := source.Images(); len(list) != 1 || len(list[0].Omitted) != 1 {
 			t.Errorf("the %s has %+v", source.Kind(), list)
@@ -247,29 +257,29 @@ func TestSparseIndex(t *testing.T) {
 
 // A push that was interrupted between a signature and its entry in the list of referrers completes it.
 func TestRepeatedPushListsReferrers(t *testing.T) {
-	store := &Store{}
-	image := testImage(t, store, "signed:1", 1000, "amd64")
-	root := decode[ocispec.Index](t, store, image.Descriptor).Manifests[0]
+	store := &graph.Store{}
+	image := imagestest.Index(t, store, "signed:1", 1000, "amd64")
+	root := imagestest.Decode[ocispec.Index](t, store, image.Descriptor).Manifests[0]
 	root.Platform = nil
 	signature := artifact(t, store, "", ocispec.MediaTypeImageManifest, "application/vnd.example.note", "text/plain",
 		&image.Descriptor, []byte("signature"))
 	ofManifest := artifact(t, store, "signed:note", ocispec.MediaTypeImageManifest, "application/vnd.example.note",
 		"text/plain", &root, []byte("tagged"))
 	signature.Reference = "signed@" + signature.Descriptor.Digest.String()
-	to := newTestRegistry(t) // distribution has no referrers API
-	to.setFront(func(w http.ResponseWriter, r *http.Request) bool {
+	to := imagestest.NewRegistry(t) // distribution has no referrers API
+	to.SetFront(func(w http.ResponseWriter, r *http.Request) bool {
 		if r.Method == http.MethodPut && strings.Contains(r.URL.Path, "/manifests/sha256-") {
 			w.WriteHeader(http.StatusForbidden)
 			return true
 		}
 		return false
 	})
-	items := Items(store, image, signature, ofManifest)
-	if _, err := Push(t.Context(), items, to.client(t, nil), Options{}); err == nil {
+	items := graph.Items(store, image, signature, ofManifest)
+	if _, err := Push(t.Context(), items, to.NewClient(t, nil), Options{}); err == nil {
 		t.Fatal("no error")
 	}
-	to.setFront(nil)
-	client := to.client(t, nil)
+	to.SetFront(nil)
+	client := to.NewClient(t, nil)
 	mustPush(t, items, client, Options{})
 	repository, err := client.Repository("library/signed")
 	if err != nil {
@@ -288,9 +298,9 @@ func TestRepeatedPushListsReferrers(t *testing.T) {
 			t.Errorf("the referrers of %s are %v, want %s (%v)", subject, listed, want, err)
 		}
 	}
-	to.count("")
+	to.Count("")
 	mustPush(t, items, client, Options{})
-	if n := to.count("PUT"); n != 0 {
+	if n := to.Count("PUT"); n != 0 {
 		t.Errorf("the third push writes %d times", n)
 	}
 }
@@ -298,45 +308,44 @@ func TestRepeatedPushListsReferrers(t *testing.T) {
 // Copies and archives need no more of the local store than manifests and configurations.
 func TestTransfersWithoutLocalSpace(t *testing.T) {
 	from := newOrigin(t)
-	store := &Store{}
+	store := &graph.Store{}
 	list, _ := fiveImages(t, store)
 	refs := from.fill(t, store, list...)
-	cache, err := blobstore.Open(t.TempDir(), blobstore.Options{Cache: true, MaxSize: 100_000})
+	dir := t.TempDir()
+	cache, err := blobstore.Open(dir, blobstore.Options{Cache: true, MaxSize: 100_000})
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer cache.Close()
-	for name, change := range map[string]func(*ResolveOptions){
-		"without keeping blobs": func(o *ResolveOptions) { o.Keep = false },
-		"with a small store":    func(o *ResolveOptions) { o.Store, o.Keep = cache, true },
+	for name, change := range map[string]func(*source.ResolveOptions){
+		"without a store":    func(o *source.ResolveOptions) { o.Store = nil },
+		"with a small store": func(o *source.ResolveOptions) { o.Store = cache },
 	} {
 		items := from.resolve(t, change, refs...)
-		to := newTestRegistry(t)
-		from.count("")
-		for _, r := range mustPush(t, items, to.client(t, nil), Options{}) {
+		to := imagestest.NewRegistry(t)
+		from.Count("")
+		for _, r := range mustPush(t, items, to.NewClient(t, nil), Options{}) {
 			if r.BytesReceived < 300_000 || r.BytesSent < 300_000 {
 				t.Errorf("%s: %+v", name, r)
 			}
 		}
-		if n := from.count("GET /v2/library/a/blobs/"); n > 3 {
+		if n := from.Count("GET /v2/library/a/blobs/"); n > 3 {
 			t.Errorf("%s: %d reads of the blobs of an image", name, n)
 		}
 		for _, image := range list {
-			to.checkWhole(t, store, image)
+			to.CheckWhole(t, store, image)
 		}
 		pullBoth(t, items)
-		for _, dir := range []string{from.store.Dir(), cache.Dir()} {
-			var sum int64
-			for _, path := range glob(t, filepath.Join(dir, "blobs", "sha256", "*")) {
-				info, err := os.Stat(path)
-				if err != nil {
-					t.Fatal(err)
-				}
-				sum += info.Size()
+		var sum int64
+		for _, path := range glob(t, filepath.Join(dir, "blobs", "sha256", "*")) {
+			info, err := os.Stat(path)
+			if err != nil {
+				t.Fatal(err)
 			}
-			if sum > 100_000 {
-				t.Errorf("%s: the store has %d bytes", name, sum)
-			}
+			sum += info.Size()
+		}
+		if sum > 100_000 {
+			t.Errorf("%s: the store has %d bytes", name, sum)
 		}
 	}
 }
@@ -353,16 +362,24 @@ func glob(t *testing.T, pattern string) []string {
 // An upload that resumes does not read again what has arrived.
 func TestStreamedUploadResumes(t *testing.T) {
 	from := newOrigin(t)
-	store := &Store{}
-	image := testImage(t, store, "large:1", 4<<20, "amd64")
+	store := &graph.Store{}
+	image := imagestest.Index(t, store, "large:1", 4<<20, "amd64")
 	refs := from.fill(t, store, image)
 	items := from.resolve(t, nil, refs...)
-	r := &remoteReader{ctx: t.Context(), from: items[0].Content.(*remoteContent), desc: nodesOf(t, store,
-		image.Descriptor)[2]}
-	defer r.Close()
-	want := fetchAll(t, store, r.desc)
+	desc := imagestest.Nodes(t, store, image.Descriptor)[2]
+	b, err := items[0].Content.Blob(t.Context(), desc, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	opened, err := b.Open()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer opened.Close()
+	r := opened.(io.ReadSeeker)
+	want := imagestest.Fetch(t, store, desc)
 	buffer := make([]byte, 1000)
-	for _, at := range []int64{0, 1000, 3 << 20, 500, r.desc.Size - 1000} {
+	for _, at := range []int64{0, 1000, 3 << 20, 500, desc.Size - 1000} {
 		if _, err := r.Seek(at, 0); err != nil {
 			t.Fatal(err)
 		}
@@ -377,12 +394,12 @@ func TestStreamedUploadResumes(t *testing.T) {
 func TestBackupOfADamagedRegistry(t *testing.T) {
 	server := registrytest.Start(t, tlsfilestest.NewCA(t, "ca"))
 	registry := server.Pusher(t)
-	store := &Store{}
+	store := &graph.Store{}
 	list, bad := fiveImages(t, store)
-	multi := testImage(t, store, "multi:1", 400_000, "amd64", "arm64")
+	multi := imagestest.Index(t, store, "multi:1", 400_000, "amd64", "arm64")
 	list = append(list[1:4], multi)
-	mustPush(t, Items(store, list...), registry, Options{})
-	gone := decode[ocispec.Index](t, store, multi.Descriptor).Manifests[1].Digest
+	mustPush(t, graph.Items(store, list...), registry, Options{})
+	gone := imagestest.Decode[ocispec.Index](t, store, multi.Descriptor).Manifests[1].Digest
 	blobs := filepath.Join(server.Root, "docker", "registry", "v2", "blobs", "sha256")
 	if err := os.Truncate(filepath.Join(blobs, bad.Digest.Encoded()[:2], bad.Digest.Encoded(), "data"), 1); err != nil {
 		t.Fatal(err)
@@ -393,17 +410,17 @@ func TestBackupOfADamagedRegistry(t *testing.T) {
 		t.Fatal(err)
 	}
 	path := filepath.Join(t.TempDir(), "backup.tar")
-	backup := func() (*Source, error) {
+	backup := func() (*source.Source, error) {
 		t.Helper()
 		var refs []string
 		for _, image := range list {
 			refs = append(refs, server.Address+"/library/"+image.Reference)
 		}
-		items, failed := Resolve(t.Context(), refs, ResolveOptions{
+		items, failed := source.Resolve(t.Context(), refs, source.ResolveOptions{
 			Registry: func(context.Context, string) (*remote.Registry, error) { return registry, nil },
 			Store:    openStore(t, t.TempDir()), Sparse: true,
 		})
-		archive, err := CreateArchive(path)
+		archive, err := output.CreateArchive(path)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -418,7 +435,7 @@ func TestBackupOfADamagedRegistry(t *testing.T) {
 	to := startRegistry(t)
 	mustPush(t, mustItems(t, source, ""), to, Options{})
 
-	mustPush(t, Items(store, list...), server.Pusher(t), Options{}) // the repair
+	mustPush(t, graph.Items(store, list...), server.Pusher(t), Options{}) // the repair
 	if source, err = backup(); err != nil {
 		t.Error(err)
 	}

@@ -7,6 +7,8 @@ import (
 
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+
+	"github.com/zarf-dev/zarf-registry/internal/images/graph"
 )
 
 // Progress is the progress of a run over all of its images. Its numbers never decrease, and a
@@ -34,7 +36,7 @@ type Result struct {
 	Reference string `json:"reference"`
 	// Digest is that of the manifest or index.
 	Digest digest.Digest `json:"digest"`
-	// Omitted is [Image.Omitted].
+	// Omitted is [graph.Image.Omitted].
 	Omitted []ocispec.Platform `json:"omitted,omitempty"`
 	// BlobsSent, BlobsMounted and BlobsSkipped count manifests, configs and layers: transferred, mounted
 	// from another repository of the registry, and present already.
@@ -75,27 +77,24 @@ func newRun(report func(Progress)) *run {
 
 // imageProgress tracks the blobs of an image.
 type imageProgress struct {
-	run              *run
-	result           Result
-	start            time.Time
-	blobs            map[digest.Digest]*blobProgress
-	transfersPerByte int64 // how often a byte is transferred: once, or twice from registry to registry
+	run    *run
+	result Result
+	start  time.Time // of the transfer
+	blobs  map[digest.Digest]*blobProgress
 }
 
 type blobProgress struct {
-	size     int64
-	up, down int64 // bytes sent and received, each counted once
-	counted  int64 // how much of size is in Progress.Done
-	final    bool
+	size    int64
+	counted int64 // how much of size is in Progress.Done
+	final   bool
 }
 
 // add adds an image to the run.
-func (r *run) add(image Image, nodes []ocispec.Descriptor, transfersPerByte int64) *imageProgress {
+func (r *run) add(image graph.Image, nodes []ocispec.Descriptor) *imageProgress {
 	t := &imageProgress{
-		run:              r,
-		result:           Result{Image: image.name(), Digest: image.Descriptor.Digest, Omitted: image.Omitted},
-		blobs:            map[digest.Digest]*blobProgress{},
-		transfersPerByte: transfersPerByte,
+		run:    r,
+		result: Result{Image: image.Name(), Digest: image.Descriptor.Digest, Omitted: image.Omitted},
+		blobs:  map[digest.Digest]*blobProgress{},
 	}
 	for _, node := range nodes {
 		t.blobs[node.Digest] = &blobProgress{size: node.Size}
@@ -103,51 +102,40 @@ func (r *run) add(image Image, nodes []ocispec.Descriptor, transfersPerByte int6
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.progress.Images++
-	r.progress.Total += totalSize(nodes)
+	r.progress.Total += graph.Size(nodes)
 	return t
-}
-
-// begin records that the transfer of the image starts.
-func (t *imageProgress) begin() { t.start = time.Now() }
-
-// started reports the run with all of its images.
-func (r *run) started() {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.report(r.progress)
 }
 
 // sent returns a callback for bytes of a blob that were sent.
 func (t *imageProgress) sent(desc ocispec.Descriptor) func(offset, n int64) {
-	b := t.blobs[desc.Digest]
-	return t.moved(b, &b.up, &t.result.BytesSent)
+	return t.moved(desc, &t.result.BytesSent)
 }
 
 // received returns a callback for bytes of a blob that were received.
 func (t *imageProgress) received(desc ocispec.Descriptor) func(offset, n int64) {
-	b := t.blobs[desc.Digest]
-	return t.moved(b, &b.down, &t.result.BytesReceived)
+	return t.moved(desc, &t.result.BytesReceived)
 }
 
-// moved returns a callback that advances end, the bytes of b in one direction, and adds to total, which
-// includes retransmissions.
-func (t *imageProgress) moved(b *blobProgress, end, total *int64) func(offset, n int64) {
+// relayed returns a callback for bytes of a blob that were received and are sent on, which is what counts as progress.
+func (t *imageProgress) relayed() func(offset, n int64) {
+	return func(_, n int64) {
+		t.run.mu.Lock()
+		defer t.run.mu.Unlock()
+		t.result.BytesReceived += n
+	}
+}
+
+// moved returns a callback that adds to total, which includes retransmissions, and counts new bytes of a blob.
+func (t *imageProgress) moved(desc ocispec.Descriptor, total *int64) func(offset, n int64) {
+	b := t.blobs[desc.Digest]
 	return func(offset, n int64) {
 		t.run.mu.Lock()
 		defer t.run.mu.Unlock()
 		*total += n
-		*end = max(*end, offset+n)
-		t.advance(b)
+		if now := min(b.size, offset+n); !b.final && now > b.counted {
+			t.count(b, now)
+		}
 	}
-}
-
-// advance counts new bytes of a blob. The caller holds the lock.
-func (t *imageProgress) advance(b *blobProgress) {
-	now := min(b.size, (b.up+b.down)/t.transfersPerByte)
-	if b.final || now <= b.counted {
-		return
-	}
-	t.count(b, now)
 }
 
 func (t *imageProgress) count(b *blobProgress, upTo int64) {
@@ -169,20 +157,16 @@ func (t *imageProgress) done(desc ocispec.Descriptor) {
 }
 
 // mounted records that the registry mounted a blob from another repository.
-func (t *imageProgress) mounted(desc ocispec.Descriptor) {
-	t.run.mu.Lock()
-	defer t.run.mu.Unlock()
-	if t.skipped(t.blobs[desc.Digest]) {
-		t.result.BlobsMounted++
-	}
-}
+func (t *imageProgress) mounted(desc ocispec.Descriptor) { t.present(desc, &t.result.BlobsMounted) }
 
 // skip records that a blob was present already.
-func (t *imageProgress) skip(desc ocispec.Descriptor) {
+func (t *imageProgress) skip(desc ocispec.Descriptor) { t.present(desc, &t.result.BlobsSkipped) }
+
+func (t *imageProgress) present(desc ocispec.Descriptor, total *int) {
 	t.run.mu.Lock()
 	defer t.run.mu.Unlock()
 	if t.skipped(t.blobs[desc.Digest]) {
-		t.result.BlobsSkipped++
+		*total++
 	}
 }
 

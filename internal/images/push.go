@@ -6,8 +6,10 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"regexp"
 	"slices"
 	"sync"
+	"time"
 
 	"github.com/distribution/reference"
 	"github.com/opencontainers/go-digest"
@@ -19,12 +21,13 @@ import (
 
 	"github.com/zarf-dev/zarf-registry/internal/api/space"
 	"github.com/zarf-dev/zarf-registry/internal/images/blob"
+	"github.com/zarf-dev/zarf-registry/internal/images/graph"
 	"github.com/zarf-dev/zarf-registry/internal/images/name"
 	"github.com/zarf-dev/zarf-registry/internal/images/remote"
 	"github.com/zarf-dev/zarf-registry/internal/oci"
 )
 
-// Push sends whole images to the repositories and tags of their references ([name.Prefix.Repository]): an
+// Push sends whole images to the repositories and tags of their references ([name.Repository]): an
 // index with all its manifests and their blobs. Content of another registry passes through this
 // machine.
 //
@@ -38,7 +41,7 @@ import (
 //
 // Push returns the results of the images that succeeded, and the errors of the others. It sends nothing if different
 // images would get one name, and stops if the registry cannot be reached any more.
-func Push(ctx context.Context, items []Item, reg *remote.Registry, opts Options) ([]Result, error) {
+func Push(ctx context.Context, items []graph.Item, reg *remote.Registry, opts Options) ([]Result, error) {
 	opts = opts.withDefaults()
 	p := &pusher{
 		reg:   reg,
@@ -48,20 +51,20 @@ func Push(ctx context.Context, items []Item, reg *remote.Registry, opts Options)
 		locks: map[digest.Digest]*blobLock{},
 	}
 	items = slices.Clone(items)
-	slices.SortStableFunc(items, func(a, b Item) int { return cmp.Compare(rank(a), rank(b)) })
+	slices.SortStableFunc(items, func(a, b graph.Item) int { return cmp.Compare(rank(a), rank(b)) })
 	var images []*imagePush
 	var failed []error
-	targets := map[string]Image{}
+	targets := map[string]graph.Image{}
 	for _, item := range items {
 		image, err := p.plan(ctx, item)
 		if err != nil {
-			failed = append(failed, fmt.Errorf("image %s: %w", item.name(), err))
+			failed = append(failed, fmt.Errorf("image %s: %w", item.Name(), err))
 			continue
 		}
 		target := name.Join(image.repo.Name(), image.tag)
 		if other, taken := targets[target]; taken && other.Descriptor.Digest != item.Descriptor.Digest {
-			return nil, fmt.Errorf("%s and %s differ, but both would become %s: push them with different prefixes", other.name(),
-				item.name(), target)
+			return nil, fmt.Errorf("%s and %s differ, but both would become %s: push them with different prefixes", other.Name(),
+				item.Name(), target)
 		}
 		targets[target] = item.Image
 		images = append(images, image)
@@ -85,7 +88,7 @@ func Push(ctx context.Context, items []Item, reg *remote.Registry, opts Options)
 			func(ctx context.Context, image *imagePush, started func()) (Result, error) {
 				result, err := image.push(ctx, started)
 				if err != nil {
-					return result, fmt.Errorf("pushing image %s to %s: %w", image.name(), reg.Host(), err)
+					return result, fmt.Errorf("pushing image %s to %s: %w", image.Name(), reg.Host(), err)
 				}
 				return result, nil
 			})
@@ -125,8 +128,17 @@ func isContent(err error) bool {
 	return ok
 }
 
+// located is content of a registry.
+type located interface {
+	Location() (host, repository string)
+}
+
+// cosignTag matches the tags under which cosign stores what refers to an image, without the referrers API.
+// https://github.com/sigstore/cosign/blob/v3.0.2/specs/SIGNATURE_SPEC.md#tag-based-discovery
+var cosignTag = regexp.MustCompile(`^sha256-[0-9a-f]{64}\.(sig|att|sbom)$`)
+
 // rank is 0 for what has a digest or cosign's tag for its name, as referrers do, and 1 for other images.
-func rank(item Item) int {
+func rank(item graph.Item) int {
 	named, err := name.Named(item.Reference)
 	if err != nil {
 		return 1 // plan reports it
@@ -150,13 +162,13 @@ type pusher struct {
 
 // blobLock serializes the transfers of a blob, and records which repositories have it.
 type blobLock struct {
-	ch    chan struct{}
+	sync.Mutex
 	repos []string
 }
 
 // imagePush is the push of one image.
 type imagePush struct {
-	Item
+	graph.Item
 	*pusher
 	repo     *remote.Repository
 	tag      string // or digest
@@ -165,34 +177,30 @@ type imagePush struct {
 }
 
 // plan reads an image's manifests. It sends nothing.
-func (p *pusher) plan(ctx context.Context, item Item) (*imagePush, error) {
-	repository, tag, err := p.opts.Prefix.Repository(item.Reference)
+func (p *pusher) plan(ctx context.Context, item graph.Item) (*imagePush, error) {
+	repository, tag, err := name.Repository(item.Reference)
 	if err != nil {
 		return nil, err
 	}
 	if d, err := digest.Parse(tag); err == nil && d != item.Descriptor.Digest {
 		return nil, fmt.Errorf("its reference has digest %s, but its content has %s", d, item.Descriptor.Digest)
 	}
-	repo, err := p.reg.Repository(repository)
+	repo, err := p.reg.Repository(p.opts.Prefix.Join(repository))
 	if err != nil {
 		return nil, err
 	}
-	nodes, err := graph(ctx, item.Content, item.Descriptor)
+	nodes, err := graph.Nodes(ctx, item.Content, item.Descriptor)
 	if err != nil {
 		return nil, err
-	}
-	transfersPerByte := int64(1)
-	if _, elsewhere := item.Content.(*remoteContent); elsewhere {
-		transfersPerByte = 2
 	}
 	return &imagePush{Item: item, pusher: p, repo: repo, tag: tag, nodes: nodes,
-		progress: p.run.add(item.Image, nodes, transfersPerByte)}, nil
+		progress: p.run.add(item.Image, nodes)}, nil
 }
 
 // push sends what the repository lacks: blobs, then manifests with dependencies first, and the tagged
 // one last.
 func (p *imagePush) push(ctx context.Context, started func()) (Result, error) {
-	p.progress.begin()
+	p.progress.start = time.Now()
 	reference := name.Join(p.reg.Host()+"/"+p.repo.Name(), p.tag)
 	// If the tag already has the digest, one request is enough. An error response is not fatal: the tag
 	// need not exist.
@@ -201,7 +209,7 @@ func (p *imagePush) push(ctx context.Context, started func()) (Result, error) {
 	switch {
 	case err == nil && have.Digest == p.Descriptor.Digest:
 		if err := p.refer(ctx, p.Descriptor); err != nil {
-			return p.progress.result, wrapDescriptor(p.Descriptor, err)
+			return p.progress.result, graph.Wrap(p.Descriptor, err)
 		}
 		return p.progress.finish(reference), nil
 	case err != nil && !errors.Is(err, errdef.ErrNotFound) && !errors.As(err, &answer):
@@ -227,7 +235,7 @@ func (p *imagePush) push(ctx context.Context, started func()) (Result, error) {
 	defer p.slots.Release(1)
 	for _, desc := range manifests {
 		if err := p.manifest(ctx, desc); err != nil {
-			return p.progress.result, wrapDescriptor(desc, err)
+			return p.progress.result, graph.Wrap(desc, err)
 		}
 	}
 	return p.progress.finish(reference), ctx.Err()
@@ -239,7 +247,7 @@ func (p *imagePush) complete(ctx context.Context) error {
 	var lacking []ocispec.Descriptor
 	err := forEachBlob(ctx, p.slots, p.Missing, func() {}, func(ctx context.Context, desc ocispec.Descriptor) error {
 		err := p.blob(ctx, desc)
-		if _, ok := errors.AsType[missingBlobError](err); ok {
+		if isContent(err) && errors.Is(err, errdef.ErrNotFound) {
 			mu.Lock()
 			defer mu.Unlock()
 			lacking = append(lacking, desc)
@@ -251,18 +259,14 @@ func (p *imagePush) complete(ctx context.Context) error {
 		return err
 	}
 	return fmt.Errorf("the registry does not have %d blobs (%s, one is %s) that the archive omits: write a new "+
-		"inventory, and pull this image again", len(lacking), space.FormatBytes(totalSize(lacking)), lacking[0].Digest)
+		"inventory, and pull this image again", len(lacking), space.FormatBytes(graph.Size(lacking)), lacking[0].Digest)
 }
 
 // blob makes a blob part of the repository.
 func (p *imagePush) blob(ctx context.Context, desc ocispec.Descriptor) error {
 	lock := p.blobLock(desc.Digest)
-	select {
-	case lock.ch <- struct{}{}:
-		defer func() { <-lock.ch }()
-	case <-ctx.Done():
-		return ctx.Err()
-	}
+	lock.Lock()
+	defer lock.Unlock()
 	from := ""
 	for _, repository := range lock.repos {
 		if repository == p.repo.Name() {
@@ -281,8 +285,10 @@ func (p *imagePush) blob(ctx context.Context, desc ocispec.Descriptor) error {
 			p.progress.skip(desc)
 			return nil
 		}
-		if source, ok := p.Content.(*remoteContent); ok && source.repo.Host() == p.reg.Host() {
-			from = source.repo.Name() // a copy within the registry
+		if source, ok := p.Content.(located); ok {
+			if host, repository := source.Location(); host == p.reg.Host() {
+				from = repository // a copy within the registry
+			}
 		}
 	}
 	mounted, err := p.send(ctx, desc, from)
@@ -303,7 +309,7 @@ func (p *imagePush) send(ctx context.Context, desc ocispec.Descriptor, from stri
 	var here *blob.Blob
 	open := func() (io.ReadCloser, error) {
 		if here == nil {
-			b, err := p.Content.Blob(ctx, desc, p.progress.received(desc))
+			b, err := p.Content.Blob(ctx, desc, p.progress.relayed())
 			if err != nil {
 				return nil, err
 			}
@@ -356,7 +362,7 @@ func (p *pusher) blobLock(d digest.Digest) *blobLock {
 	defer p.mu.Unlock()
 	t := p.locks[d]
 	if t == nil {
-		t = &blobLock{ch: make(chan struct{}, 1)}
+		t = &blobLock{}
 		p.locks[d] = t
 	}
 	return t

@@ -19,68 +19,70 @@ import (
 	"oras.land/oras-go/v2/content"
 
 	"github.com/zarf-dev/zarf-registry/internal/images/blob"
+	"github.com/zarf-dev/zarf-registry/internal/images/graph"
 	"github.com/zarf-dev/zarf-registry/internal/images/remote"
 	"github.com/zarf-dev/zarf-registry/internal/oci"
+	"github.com/zarf-dev/zarf-registry/test/imagestest"
 )
 
 func TestPush(t *testing.T) {
-	server := newTestRegistry(t)
-	store := &Store{}
-	image := testImage(t, store, "docker.io/library/hello:1", 100_000, "amd64", "arm64")
-	nodes := nodesOf(t, store, image.Descriptor)
-	total := totalSize(nodes)
+	server := imagestest.NewRegistry(t)
+	store := &graph.Store{}
+	image := imagestest.Index(t, store, "docker.io/library/hello:1", 100_000, "amd64", "arm64")
+	nodes := imagestest.Nodes(t, store, image.Descriptor)
+	total := graph.Size(nodes)
 
-	first := mustPush(t, Items(store, image), server.client(t, nil), Options{})[0]
-	server.checkWhole(t, store, image)
+	first := mustPush(t, graph.Items(store, image), server.NewClient(t, nil), Options{})[0]
+	server.CheckWhole(t, store, image)
 	if first.BlobsSent != len(nodes) || first.BlobsSkipped != 0 || first.BytesSent != total || first.BytesSkipped != 0 {
 		t.Errorf("first push: %+v, want %d blobs and %d bytes sent", first, len(nodes), total)
 	}
-	if want := server.host() + "/library/hello:1"; first.Reference != want || first.Digest != image.Descriptor.Digest ||
+	if want := server.Host() + "/library/hello:1"; first.Reference != want || first.Digest != image.Descriptor.Digest ||
 		first.Image != image.Reference {
 		t.Errorf("first push: %+v, want reference %s", first, want)
 	}
 
-	server.count("")
-	again := mustPush(t, Items(store, image), server.client(t, nil), Options{})[0]
+	server.Count("")
+	again := mustPush(t, graph.Items(store, image), server.NewClient(t, nil), Options{})[0]
 	if again.BlobsSent != 0 || again.BlobsSkipped != len(nodes) || again.BytesSent != 0 || again.BytesSkipped != total {
 		t.Errorf("second push: %+v, want all skipped", again)
 	}
-	if n := server.count("P"); n != 0 {
+	if n := server.Count("P"); n != 0 {
 		t.Errorf("second push: %d write requests", n)
 	}
 
 	image.Reference = "docker.io/library/hello:2"
-	renamed := mustPush(t, Items(store, image), server.client(t, nil), Options{})[0]
-	server.checkWhole(t, store, image)
+	renamed := mustPush(t, graph.Items(store, image), server.NewClient(t, nil), Options{})[0]
+	server.CheckWhole(t, store, image)
 	if renamed.BlobsSent != 1 || renamed.BytesSent != image.Descriptor.Size {
 		t.Errorf("push under another tag: %+v, want only the index sent", renamed)
 	}
 
-	other := testImage(t, store, "hello:3", 100_000, "amd64", "arm64", "riscv64")
-	more := mustPush(t, Items(store, other), server.client(t, nil), Options{})[0]
-	server.checkWhole(t, store, other)
-	nodes = nodesOf(t, store, other.Descriptor)
+	other := imagestest.Index(t, store, "hello:3", 100_000, "amd64", "arm64", "riscv64")
+	more := mustPush(t, graph.Items(store, other), server.NewClient(t, nil), Options{})[0]
+	server.CheckWhole(t, store, other)
+	nodes = imagestest.Nodes(t, store, other.Descriptor)
 	// Layer, configuration and manifest for riscv64, and the index.
 	if more.BlobsSent != 4 || more.BlobsSkipped != len(nodes)-4 ||
-		more.BytesSent+more.BytesSkipped != totalSize(nodes) || more.BytesSent > 110_000 {
+		more.BytesSent+more.BytesSkipped != graph.Size(nodes) || more.BytesSent > 110_000 {
 		t.Errorf("push of an image that shares most blobs: %+v, want 4 blobs sent", more)
 	}
 }
 
 func TestPushAsksWhetherItFitsBeforeItSendsAnything(t *testing.T) {
-	server := newTestRegistry(t)
-	store := &Store{}
-	one, other := testImage(t, store, "one:1", 10_000, "amd64"), testImage(t, store, "other:1", 20_000, "amd64")
+	server := imagestest.NewRegistry(t)
+	store := &graph.Store{}
+	one, other := imagestest.Index(t, store, "one:1", 10_000, "amd64"), imagestest.Index(t, store, "other:1", 20_000, "amd64")
 	want := map[digest.Digest]int64{}
-	for _, image := range []Image{one, other} {
-		for _, desc := range nodesOf(t, store, image.Descriptor) {
+	for _, image := range []graph.Image{one, other} {
+		for _, desc := range imagestest.Nodes(t, store, image.Descriptor) {
 			want[desc.Digest] = desc.Size
 		}
 	}
 	full := errors.New("it does not fit")
-	items := Items(store, one, other, one)
+	items := graph.Items(store, one, other, one)
 	items[2].Reference = "again:1"
-	_, err := Push(t.Context(), items, server.client(t, nil), Options{
+	_, err := Push(t.Context(), items, server.NewClient(t, nil), Options{
 		Fits: func(_ context.Context, content []ocispec.Descriptor) error {
 			got := map[digest.Digest]int64{}
 			for _, desc := range content {
@@ -95,24 +97,24 @@ func TestPushAsksWhetherItFitsBeforeItSendsAnything(t *testing.T) {
 	if !errors.Is(err, full) {
 		t.Errorf("%v", err)
 	}
-	if n := server.count(""); n != 0 {
+	if n := server.Count(""); n != 0 {
 		t.Errorf("%d requests", n)
 	}
 }
 
 func TestPushByDigest(t *testing.T) {
-	server := newTestRegistry(t)
-	store := &Store{}
-	image := testImage(t, store, "", 100, "amd64")
+	server := imagestest.NewRegistry(t)
+	store := &graph.Store{}
+	image := imagestest.Index(t, store, "", 100, "amd64")
 	image.Reference = "quay.io/a/b:1@" + image.Descriptor.Digest.String()
-	result := mustPush(t, Items(store, image), server.client(t, nil), Options{})[0]
-	server.checkWhole(t, store, image)
-	if want := server.host() + "/a/b@" + image.Descriptor.Digest.String(); result.Reference != want {
+	result := mustPush(t, graph.Items(store, image), server.NewClient(t, nil), Options{})[0]
+	server.CheckWhole(t, store, image)
+	if want := server.Host() + "/a/b@" + image.Descriptor.Digest.String(); result.Reference != want {
 		t.Errorf("reference %s, want %s", result.Reference, want)
 	}
 
-	other := testImage(t, store, image.Reference, 200, "amd64")
-	_, err := Push(t.Context(), Items(store, other), server.client(t, nil), Options{})
+	other := imagestest.Index(t, store, image.Reference, 200, "amd64")
+	_, err := Push(t.Context(), graph.Items(store, other), server.NewClient(t, nil), Options{})
 	if err == nil || !strings.Contains(err.Error(), "its reference has digest "+image.Descriptor.Digest.String()+
 		", but its content has "+other.Descriptor.Digest.String()) {
 		t.Errorf("error: %v", err)
@@ -120,7 +122,7 @@ func TestPushByDigest(t *testing.T) {
 }
 
 func TestResultAsJSON(t *testing.T) {
-	got := string(asJSON(t, Result{Image: "a:1", Reference: "r/a:1", Digest: "sha256:abc", BlobsSent: 1, BytesSent: 2,
+	got := string(imagestest.JSON(t, Result{Image: "a:1", Reference: "r/a:1", Digest: "sha256:abc", BlobsSent: 1, BytesSent: 2,
 		BytesSkipped: 3, Duration: 1500 * time.Millisecond}))
 	want := `{"image":"a:1","reference":"r/a:1","digest":"sha256:abc","blobsSent":1,"blobsMounted":0,"blobsSkipped":0,"bytesSent":2,"bytesReceived":0,"bytesSkipped":3,"seconds":1.5}`
 	if got != want {
@@ -129,17 +131,17 @@ func TestResultAsJSON(t *testing.T) {
 }
 
 func TestPushOmitsForeignLayers(t *testing.T) {
-	server := newTestRegistry(t)
-	store := &Store{}
-	config := store.mustAddJSON(t, ocispec.MediaTypeImageConfig, ocispec.Image{})
+	server := imagestest.NewRegistry(t)
+	store := &graph.Store{}
+	config := imagestest.AddJSON(t, store, ocispec.MediaTypeImageConfig, ocispec.Image{})
 	base := content.NewDescriptorFromBytes(oci.MediaTypeDockerForeignLayer, []byte("not here"))
-	manifest := store.mustAddJSON(t, oci.MediaTypeDockerManifest, map[string]any{
+	manifest := imagestest.AddJSON(t, store, oci.MediaTypeDockerManifest, map[string]any{
 		"schemaVersion": 2, "mediaType": oci.MediaTypeDockerManifest, "config": config, "layers": []ocispec.Descriptor{base},
 	})
-	image := Image{Reference: "windows:1", Descriptor: manifest}
+	image := graph.Image{Reference: "windows:1", Descriptor: manifest}
 	// distribution wants the layer's URL to be allowed, or the layer to be there;
 	// what matters here is that it is not sent.
-	server.setFront(func(w http.ResponseWriter, r *http.Request) bool {
+	server.SetFront(func(w http.ResponseWriter, r *http.Request) bool {
 		if r.Method == http.MethodPut && strings.Contains(r.URL.Path, "/manifests/") {
 			io.Copy(io.Discard, r.Body)
 			w.WriteHeader(http.StatusCreated)
@@ -147,7 +149,7 @@ func TestPushOmitsForeignLayers(t *testing.T) {
 		}
 		return false
 	})
-	if result := mustPush(t, Items(store, image), server.client(t, nil), Options{})[0]; result.BlobsSent != 2 {
+	if result := mustPush(t, graph.Items(store, image), server.NewClient(t, nil), Options{})[0]; result.BlobsSent != 2 {
 		t.Errorf("%+v; want the configuration and the manifest sent", result)
 	}
 }
@@ -182,11 +184,11 @@ func (p *progress) checkDone() {
 
 // Bytes count as sent when they are sent, not when a local blob is opened.
 func TestPushProgressFollowsSentBytes(t *testing.T) {
-	server := newTestRegistry(t)
-	store := &Store{}
-	image := testImage(t, store, "hello:1", 200_000, "amd64")
+	server := imagestest.NewRegistry(t)
+	store := &graph.Store{}
+	image := imagestest.Index(t, store, "hello:1", 200_000, "amd64")
 	var before int64
-	mustPush(t, Items(store, image), server.client(t, nil), Options{Concurrency: 1, Progress: func(p Progress) {
+	mustPush(t, graph.Items(store, image), server.NewClient(t, nil), Options{Concurrency: 1, Progress: func(p Progress) {
 		if step := p.Done - before; step > 150_000 {
 			t.Errorf("%d bytes were counted at once", step)
 		}
@@ -195,16 +197,16 @@ func TestPushProgressFollowsSentBytes(t *testing.T) {
 }
 
 func TestPushResumesAfterAnInterruption(t *testing.T) {
-	server := newTestRegistry(t)
-	store := &Store{}
-	image := testImage(t, store, "big:1", 1<<20, "amd64", "arm64", "riscv64")
-	nodes := nodesOf(t, store, image.Descriptor)
-	total := totalSize(nodes)
+	server := imagestest.NewRegistry(t)
+	store := &graph.Store{}
+	image := imagestest.Index(t, store, "big:1", 1<<20, "amd64", "arm64", "riscv64")
+	nodes := imagestest.Nodes(t, store, image.Descriptor)
+	total := graph.Size(nodes)
 
 	// The connection breaks permanently in the middle of the third large blob.
 	var down atomic.Bool
 	var uploads atomic.Int32
-	server.setFront(func(w http.ResponseWriter, r *http.Request) bool {
+	server.SetFront(func(w http.ResponseWriter, r *http.Request) bool {
 		if down.Load() {
 			drop(t, w)
 			return true
@@ -218,28 +220,26 @@ func TestPushResumesAfterAnInterruption(t *testing.T) {
 		return false
 	})
 	p := &progress{t: t}
-	_, err := Push(t.Context(), Items(store, image), server.client(t, func(o *remote.Options) { o.Retries = 1 }),
+	_, err := Push(t.Context(), graph.Items(store, image), server.NewClient(t, func(o *remote.Options) { o.Retries = 1 }),
 		Options{Concurrency: 1, Progress: p.report})
 	if err == nil {
 		t.Fatal("the first push did not fail")
 	}
-	if !strings.HasPrefix(err.Error(), "pushing image big:1 to "+server.host()+": blob sha256:") {
+	if !strings.HasPrefix(err.Error(), "pushing image big:1 to "+server.Host()+": blob sha256:") {
 		t.Errorf("the error names neither image nor blob: %v", err)
 	}
-	server.mu.Lock()
-	for _, request := range server.requests {
+	for _, request := range server.Requests() {
 		if strings.HasPrefix(request, "PUT") && strings.Contains(request, "/manifests/1") {
 			t.Error("the tag was written although the image is incomplete")
 		}
 	}
-	server.mu.Unlock()
 
-	server.setFront(nil)
+	server.SetFront(nil)
 	firstSent := p.last.Done
 	p = &progress{t: t}
-	second := mustPush(t, Items(store, image), server.client(t, nil), Options{Progress: p.report})[0]
+	second := mustPush(t, graph.Items(store, image), server.NewClient(t, nil), Options{Progress: p.report})[0]
 	p.checkDone()
-	server.checkWhole(t, store, image)
+	server.CheckWhole(t, store, image)
 	if second.BytesSkipped < 2<<20 {
 		t.Errorf("second push: %+v: the two stored large blobs were sent again", second)
 	}
@@ -263,54 +263,43 @@ func drop(t *testing.T, w http.ResponseWriter) {
 
 // The registry stores the blob, but its response is lost.
 func TestPushDoesNotRepeatStoredBlobs(t *testing.T) {
-	server := newTestRegistry(t)
-	store := &Store{}
-	image := testImage(t, store, "hello:1", 200_000, "amd64")
+	server := imagestest.NewRegistry(t)
+	store := &graph.Store{}
+	image := imagestest.Index(t, store, "hello:1", 200_000, "amd64")
 	var faults atomic.Int32
-	server.setFront(func(w http.ResponseWriter, r *http.Request) bool {
+	server.SetFront(func(w http.ResponseWriter, r *http.Request) bool {
 		if r.Method != http.MethodPut || r.ContentLength != 200_000 || faults.Add(1) > 1 {
 			return false
 		}
-		server.app.ServeHTTP(httptest.NewRecorder(), r)
+		server.App.ServeHTTP(httptest.NewRecorder(), r)
 		drop(t, w)
 		return true
 	})
-	result := mustPush(t, Items(store, image), server.client(t, nil), Options{})[0]
-	nodes := nodesOf(t, store, image.Descriptor)
-	if faults.Load() != 1 || result.BytesSent != totalSize(nodes) {
-		t.Errorf("%d uploads of the large blob, %+v; want 1, and %d bytes", faults.Load(), result, totalSize(nodes))
+	result := mustPush(t, graph.Items(store, image), server.NewClient(t, nil), Options{})[0]
+	nodes := imagestest.Nodes(t, store, image.Descriptor)
+	if faults.Load() != 1 || result.BytesSent != graph.Size(nodes) {
+		t.Errorf("%d uploads of the large blob, %+v; want 1, and %d bytes", faults.Load(), result, graph.Size(nodes))
 	}
-	server.checkWhole(t, store, image)
+	server.CheckWhole(t, store, image)
 }
 
 func TestPushErrors(t *testing.T) {
-	server := newTestRegistry(t)
-	store := &Store{}
-	image := testImage(t, store, "hello:1", 300_000, "amd64")
-	nodes := nodesOf(t, store, image.Descriptor)
-	altered := &Store{}
-	for d, b := range store.blobs {
-		altered.add(d, b)
-	}
+	server := imagestest.NewRegistry(t)
+	store := &graph.Store{}
+	image := imagestest.Index(t, store, "hello:1", 300_000, "amd64")
+	nodes := imagestest.Nodes(t, store, image.Descriptor)
+	altered := copied(store, nodes)
 	large := nodes[2]
 	if large.Size != 300_000 {
 		t.Fatalf("the test expects another order of blobs: %+v", nodes)
 	}
-	altered.add(large.Digest, blob.FromBytes(noise(99, 300_000)))
-	withoutManifest := &Store{}
-	withoutBlob := &Store{}
-	for d, b := range store.blobs {
-		if d != image.Descriptor.Digest {
-			withoutManifest.add(d, b)
-		}
-		if d != large.Digest {
-			withoutBlob.add(d, b)
-		}
-	}
+	altered.Put(large.Digest, blob.FromBytes(imagestest.Noise(99, 300_000)))
+	withoutManifest := copied(store, nodes, image.Descriptor.Digest)
+	withoutBlob := copied(store, nodes, large.Digest)
 	const closed = "127.0.0.1:1"
 
 	for name, c := range map[string]struct {
-		src       Content
+		src       graph.Content
 		reference string
 		client    func(*remote.Options)
 		ctx       context.Context
@@ -326,7 +315,7 @@ func TestPushErrors(t *testing.T) {
 		"an invalid name": {reference: "No:1",
 			want: []string{`image reference "No:1"`, "must be lowercase"}, quick: true},
 		"no credential": {client: func(o *remote.Options) { o.Credential, o.LoginHint = nil, "ask your administrator" },
-			want: []string{"pushing image hello:1 to " + server.host() + ": ", " sha256:",
+			want: []string{"pushing image hello:1 to " + server.Host() + ": ", " sha256:",
 				"requires a credential: ask your administrator"}, quick: true},
 		"an unreachable registry": {client: func(o *remote.Options) { o.Host = closed; o.Retries = 1 },
 			want: []string{"connection refused"}},
@@ -336,7 +325,7 @@ func TestPushErrors(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			var log bytes.Buffer
-			reg := server.client(t, func(o *remote.Options) {
+			reg := server.NewClient(t, func(o *remote.Options) {
 				o.Log = slog.New(slog.NewTextHandler(&log, nil))
 				if c.client != nil {
 					c.client(o)
@@ -352,11 +341,11 @@ func TestPushErrors(t *testing.T) {
 			if c.reference != "" {
 				image.Reference = c.reference
 			}
-			_, err := Push(ctx, Items(src, image), reg, Options{})
+			_, err := Push(ctx, graph.Items(src, image), reg, Options{})
 			if err == nil {
 				t.Fatal("no error")
 			}
-			for _, want := range append(c.want, "image "+image.name()) {
+			for _, want := range append(c.want, "image "+image.Name()) {
 				if !strings.Contains(err.Error(), want) {
 					t.Errorf("error %q\nlacks %q", err, want)
 				}
@@ -367,24 +356,21 @@ func TestPushErrors(t *testing.T) {
 			if !c.quick && log.Len() == 0 {
 				t.Error("no retry")
 			}
-			server.mu.Lock()
-			defer server.mu.Unlock()
-			for _, request := range server.requests {
+			for _, request := range server.Requests() {
 				if strings.HasPrefix(request, "PUT") && strings.Contains(request, "/manifests/") {
 					t.Errorf("a manifest was written: %s", request)
 				}
 			}
-			server.requests = nil
 		})
 	}
 }
 
 func TestCancelledPushStopsAtOnce(t *testing.T) {
-	server := newTestRegistry(t)
-	store := &Store{}
-	image := testImage(t, store, "hello:1", 4<<20, "amd64", "arm64")
+	server := imagestest.NewRegistry(t)
+	store := &graph.Store{}
+	image := imagestest.Index(t, store, "hello:1", 4<<20, "amd64", "arm64")
 	ctx, cancel := context.WithCancel(t.Context())
-	_, err := Push(ctx, Items(store, image), server.client(t, nil), Options{Progress: func(p Progress) {
+	_, err := Push(ctx, graph.Items(store, image), server.NewClient(t, nil), Options{Progress: func(p Progress) {
 		if p.Done > 2<<20 {
 			cancel()
 		}
@@ -393,7 +379,7 @@ func TestCancelledPushStopsAtOnce(t *testing.T) {
 		t.Fatalf("error: %v", err)
 	}
 	p := &progress{t: t}
-	mustPush(t, Items(store, image), server.client(t, nil), Options{Progress: p.report})
+	mustPush(t, graph.Items(store, image), server.NewClient(t, nil), Options{Progress: p.report})
 	p.checkDone()
-	server.checkWhole(t, store, image)
+	server.CheckWhole(t, store, image)
 }

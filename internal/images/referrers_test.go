@@ -16,29 +16,32 @@ import (
 	"github.com/opencontainers/image-spec/specs-go"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
+	"github.com/zarf-dev/zarf-registry/internal/images/graph"
 	"github.com/zarf-dev/zarf-registry/internal/images/name"
 	"github.com/zarf-dev/zarf-registry/internal/images/remote"
+	"github.com/zarf-dev/zarf-registry/internal/images/source"
 	"github.com/zarf-dev/zarf-registry/internal/net/tlsfiles/tlsfilestest"
 	"github.com/zarf-dev/zarf-registry/internal/oci"
+	"github.com/zarf-dev/zarf-registry/test/imagestest"
 	"github.com/zarf-dev/zarf-registry/test/registrytest"
 )
 
 // signedImage is an index with images, blobs and referrers of both digest algorithms. It returns what to push, the
 // index first.
-func signedImage(t testing.TB, store *Store) []Image {
+func signedImage(t testing.TB, store *graph.Store) []graph.Image {
 	t.Helper()
 	index := ocispec.Index{Versioned: specs.Versioned{SchemaVersion: 2}, MediaType: ocispec.MediaTypeImageIndex}
 	layers := []ocispec.Descriptor{
-		store.addAs(digest.SHA512, ocispec.MediaTypeImageLayer, noise(1, 50_000)),
-		store.addAs(digest.SHA256, ocispec.MediaTypeImageLayer, noise(2, 60_000)),
+		imagestest.Add(store, digest.SHA512, ocispec.MediaTypeImageLayer, imagestest.Noise(1, 50_000)),
+		imagestest.Add(store, digest.SHA256, ocispec.MediaTypeImageLayer, imagestest.Noise(2, 60_000)),
 	}
 	for architecture, algorithm := range map[string]digest.Algorithm{"amd64": digest.SHA512, "arm64": digest.SHA256} {
 		platform := ocispec.Platform{OS: "linux", Architecture: architecture}
-		config := asJSON(t, ocispec.Image{Platform: platform, RootFS: ocispec.RootFS{Type: "layers", DiffIDs: []digest.Digest{
+		config := imagestest.JSON(t, ocispec.Image{Platform: platform, RootFS: ocispec.RootFS{Type: "layers", DiffIDs: []digest.Digest{
 			layers[0].Digest, layers[1].Digest}}})
-		manifest := store.addAs(algorithm, ocispec.MediaTypeImageManifest, asJSON(t, ocispec.Manifest{
+		manifest := imagestest.Add(store, algorithm, ocispec.MediaTypeImageManifest, imagestest.JSON(t, ocispec.Manifest{
 			Versioned: index.Versioned, MediaType: ocispec.MediaTypeImageManifest,
-			Config: store.addAs(algorithm, ocispec.MediaTypeImageConfig, config), Layers: layers,
+			Config: imagestest.Add(store, algorithm, ocispec.MediaTypeImageConfig, config), Layers: layers,
 		}))
 		manifest.Platform = &platform
 		index.Manifests = append(index.Manifests, manifest)
@@ -46,17 +49,17 @@ func signedImage(t testing.TB, store *Store) []Image {
 	slices.SortFunc(index.Manifests, func(a, b ocispec.Descriptor) int {
 		return strings.Compare(a.Platform.Architecture, b.Platform.Architecture)
 	})
-	root := store.addAs(digest.SHA512, ocispec.MediaTypeImageIndex, asJSON(t, index))
-	list := []Image{{Reference: "docker.io/team/signed:1", Descriptor: root}}
+	root := imagestest.Add(store, digest.SHA512, ocispec.MediaTypeImageIndex, imagestest.JSON(t, index))
+	list := []graph.Image{{Reference: "docker.io/team/signed:1", Descriptor: root}}
 	refer := func(desc ocispec.Descriptor) ocispec.Descriptor {
-		list = append(list, Image{Reference: "docker.io/team/signed@" + desc.Digest.String(), Descriptor: desc})
+		list = append(list, graph.Image{Reference: "docker.io/team/signed@" + desc.Digest.String(), Descriptor: desc})
 		return desc
 	}
 	note := func(algorithm digest.Algorithm, text string, subject *ocispec.Descriptor) ocispec.Descriptor {
-		return store.addAs(algorithm, ocispec.MediaTypeImageManifest, asJSON(t, ocispec.Manifest{
+		return imagestest.Add(store, algorithm, ocispec.MediaTypeImageManifest, imagestest.JSON(t, ocispec.Manifest{
 			Versioned: index.Versioned, MediaType: ocispec.MediaTypeImageManifest, ArtifactType: "application/vnd.example.note",
-			Config:  store.addAs(algorithm, ocispec.MediaTypeEmptyJSON, []byte("{}")),
-			Layers:  []ocispec.Descriptor{store.addAs(algorithm, "text/plain", []byte(text))},
+			Config:  imagestest.Add(store, algorithm, ocispec.MediaTypeEmptyJSON, []byte("{}")),
+			Layers:  []ocispec.Descriptor{imagestest.Add(store, algorithm, "text/plain", []byte(text))},
 			Subject: subject, Annotations: map[string]string{"text": text},
 		}))
 	}
@@ -67,7 +70,7 @@ func signedImage(t testing.TB, store *Store) []Image {
 		refer(note(digest.SHA256, "signature of "+manifest.Platform.Architecture, &manifest))
 	}
 	part := note(digest.SHA512, "part of an index that refers to the image", nil)
-	refer(store.addAs(digest.SHA512, ocispec.MediaTypeImageIndex, asJSON(t, ocispec.Index{
+	refer(imagestest.Add(store, digest.SHA512, ocispec.MediaTypeImageIndex, imagestest.JSON(t, ocispec.Index{
 		Versioned: index.Versioned, MediaType: ocispec.MediaTypeImageIndex, ArtifactType: "application/vnd.example.notes",
 		Manifests: []ocispec.Descriptor{part}, Subject: &root,
 	})))
@@ -91,19 +94,19 @@ func repositoryOf(t *testing.T, registry *remote.Registry) *remote.Repository {
 }
 
 // sameInRegistries checks that a registry has all content of the images, their referrers, and no other tags.
-func sameInRegistries(t *testing.T, from Content, images []Image, registry *remote.Registry) {
+func sameInRegistries(t *testing.T, from graph.Content, images []graph.Image, registry *remote.Registry) {
 	t.Helper()
 	repository := repositoryOf(t, registry)
 	subjects := map[digest.Digest][]string{}
 	for _, image := range images {
-		for _, node := range nodesOf(t, from, image.Descriptor) {
+		for _, node := range imagestest.Nodes(t, from, image.Descriptor) {
 			if !oci.IsManifestOrIndex(node.MediaType) {
 				if ok, err := repository.Exists(t.Context(), node); err != nil || !ok {
 					t.Errorf("%s %s: exists %v, error %v", node.MediaType, node.Digest, ok, err)
 				}
 				continue
 			}
-			want := fetchAll(t, from, node)
+			want := imagestest.Fetch(t, from, node)
 			got, raw, err := repository.Manifest(t.Context(), node.Digest.String())
 			if err != nil || got.Digest != node.Digest || got.MediaType != node.MediaType || !bytes.Equal(raw, want) {
 				t.Errorf("%s: %v, content %q, error %v", node.Digest, got, raw, err)
@@ -147,9 +150,9 @@ func sameInRegistries(t *testing.T, from Content, images []Image, registry *remo
 }
 
 // resolveSigned finds the image in a registry, with its referrers.
-func resolveSigned(t *testing.T, registry *remote.Registry, change func(*ResolveOptions)) []Item {
+func resolveSigned(t *testing.T, registry *remote.Registry, change func(*source.ResolveOptions)) []graph.Item {
 	t.Helper()
-	opts := ResolveOptions{
+	opts := source.ResolveOptions{
 		Registry:  func(context.Context, string) (*remote.Registry, error) { return registry, nil },
 		Store:     openStore(t, t.TempDir()),
 		Referrers: true,
@@ -157,7 +160,7 @@ func resolveSigned(t *testing.T, registry *remote.Registry, change func(*Resolve
 	if change != nil {
 		change(&opts)
 	}
-	items, err := Resolve(t.Context(), []string{registry.Host() + "/team/signed:1"}, opts)
+	items, err := source.Resolve(t.Context(), []string{registry.Host() + "/team/signed:1"}, opts)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -166,10 +169,10 @@ func resolveSigned(t *testing.T, registry *remote.Registry, change func(*Resolve
 
 // TestBothDigestAlgorithms copies an image between registries of the project, directly and by layout and archive.
 func TestBothDigestAlgorithms(t *testing.T) {
-	store := &Store{}
+	store := &graph.Store{}
 	list := signedImage(t, store)
 	from := startRegistry(t)
-	mustPush(t, Items(store, list...), from, Options{})
+	mustPush(t, graph.Items(store, list...), from, Options{})
 	sameInRegistries(t, store, list, from)
 
 	items := resolveSigned(t, from, nil)
@@ -187,7 +190,7 @@ func TestBothDigestAlgorithms(t *testing.T) {
 	}
 	t.Run("directly", func(t *testing.T) {
 		to := startRegistry(t)
-		mustPush(t, items, to, Options{ImageConcurrency: 3})
+		mustPush(t, items, to, Options{})
 		sameInRegistries(t, store, list, to)
 		results := mustPush(t, items, to, Options{})
 		for _, r := range results {
@@ -211,18 +214,18 @@ func TestBothDigestAlgorithms(t *testing.T) {
 
 // The signature of an index does not fit some of its platforms.
 func TestReferrersOfSelectedPlatforms(t *testing.T) {
-	store := &Store{}
+	store := &graph.Store{}
 	list := signedImage(t, store)
 	from := startRegistry(t)
-	mustPush(t, Items(store, list...), from, Options{})
+	mustPush(t, graph.Items(store, list...), from, Options{})
 	for platform, warns := range map[string]bool{"linux/arm64": true, "linux/amd64,linux/arm64": false, "all": false} {
 		t.Run(platform, func(t *testing.T) {
 			var log bytes.Buffer
-			selected, err := ParsePlatforms(platform)
+			selected, err := graph.ParsePlatforms(platform)
 			if err != nil {
 				t.Fatal(err)
 			}
-			items := resolveSigned(t, from, func(o *ResolveOptions) {
+			items := resolveSigned(t, from, func(o *source.ResolveOptions) {
 				o.Platforms, o.Log = selected, slog.New(slog.NewTextHandler(&log, nil))
 			})
 			if got := strings.Contains(log.String(), "referrers=3"); got != warns {
@@ -246,10 +249,10 @@ func TestUnknownDigestAlgorithms(t *testing.T) {
 	if err == nil || !strings.Contains(err.Error(), "digest algorithm sha384"+want) {
 		t.Errorf("error %v", err)
 	}
-	store := &Store{}
-	manifest := store.addAs(digest.SHA256, ocispec.MediaTypeImageManifest, fmt.Appendf(nil,
+	store := &graph.Store{}
+	manifest := imagestest.Add(store, digest.SHA256, ocispec.MediaTypeImageManifest, fmt.Appendf(nil,
 		`{"schemaVersion":2,"config":{"mediaType":"a/b","digest":%q,"size":5},"layers":[]}`, other))
-	err = WriteArchive(t.Context(), filepath.Join(t.TempDir(), "a.tar"), store, Image{Reference: "a:1", Descriptor: manifest})
+	err = WriteArchive(t.Context(), filepath.Join(t.TempDir(), "a.tar"), store, graph.Image{Reference: "a:1", Descriptor: manifest})
 	if err == nil || !strings.Contains(err.Error(), "digest algorithm sha384"+want) {
 		t.Errorf("error %v", err)
 	}
@@ -257,7 +260,7 @@ func TestUnknownDigestAlgorithms(t *testing.T) {
 
 // regctl keeps the referrers of images in layouts in indexes under referrers tags, and images under their tags only.
 func TestReferrersInALayoutOfRegctl(t *testing.T) {
-	store := &Store{}
+	store := &graph.Store{}
 	list := signedImage(t, store)
 	tagged := func(desc ocispec.Descriptor, tag string) ocispec.Descriptor {
 		desc.Annotations = map[string]string{ocispec.AnnotationRefName: tag}
@@ -266,7 +269,7 @@ func TestReferrersInALayoutOfRegctl(t *testing.T) {
 	indexes := map[digest.Digest]*ocispec.Index{}
 	for _, image := range list {
 		var manifest ocispec.Manifest
-		if err := json.Unmarshal(fetchAll(t, store, image.Descriptor), &manifest); err != nil {
+		if err := json.Unmarshal(imagestest.Fetch(t, store, image.Descriptor), &manifest); err != nil {
 			t.Fatal(err)
 		}
 		if manifest.Subject == nil {
@@ -282,10 +285,10 @@ func TestReferrersInALayoutOfRegctl(t *testing.T) {
 	}
 	listed := []ocispec.Descriptor{tagged(list[0].Descriptor, "latest")}
 	for subject, index := range indexes {
-		desc := store.addAs(digest.SHA256, ocispec.MediaTypeImageIndex, asJSON(t, index))
+		desc := imagestest.Add(store, digest.SHA256, ocispec.MediaTypeImageIndex, imagestest.JSON(t, index))
 		listed = append(listed, tagged(desc, subject.Algorithm().String()+"-"+subject.Encoded()[:64]))
 	}
-	source := mustOpen(t, writeLayout(t, layoutFiles(t, store, listed...)))
+	source := mustOpen(t, imagestest.WriteLayout(t, imagestest.Layout(t, store, listed...)))
 	if _, err := source.Items(""); err == nil || !strings.Contains(err.Error(), "has no name") {
 		t.Errorf("error %v", err)
 	}
@@ -297,19 +300,19 @@ func TestReferrersInALayoutOfRegctl(t *testing.T) {
 
 // No tag may name an image whose signature is still missing: nodes may verify signatures.
 func TestReferrersArePushedFirst(t *testing.T) {
-	store := &Store{}
-	image := testImage(t, store, "a:1", 100, "amd64")
-	signed := Image{Reference: "a@" + image.Descriptor.Digest.String(), Descriptor: image.Descriptor}
-	tagged := Image{Reference: "a:sha256-" + image.Descriptor.Digest.Encoded() + ".sig", Descriptor: image.Descriptor}
-	other := testImage(t, store, "b:1", 200, "amd64")
-	to := newTestRegistry(t)
-	results := mustPush(t, Items(store, image, other, signed, tagged), to.client(t, nil), Options{})
+	store := &graph.Store{}
+	image := imagestest.Index(t, store, "a:1", 100, "amd64")
+	signed := graph.Image{Reference: "a@" + image.Descriptor.Digest.String(), Descriptor: image.Descriptor}
+	tagged := graph.Image{Reference: "a:sha256-" + image.Descriptor.Digest.Encoded() + ".sig", Descriptor: image.Descriptor}
+	other := imagestest.Index(t, store, "b:1", 200, "amd64")
+	to := imagestest.NewRegistry(t)
+	results := mustPush(t, graph.Items(store, image, other, signed, tagged), to.NewClient(t, nil), Options{})
 	var got, want []string
 	for _, r := range results {
 		got = append(got, r.Reference)
 	}
 	for _, name := range []string{signed.Reference, tagged.Reference, image.Reference, other.Reference} {
-		want = append(want, to.host()+"/library/"+name)
+		want = append(want, to.Host()+"/library/"+name)
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Error(diff)

@@ -14,6 +14,10 @@ import (
 
 	"github.com/zarf-dev/zarf-registry/internal/images/blob"
 	"github.com/zarf-dev/zarf-registry/internal/images/blobstore"
+	"github.com/zarf-dev/zarf-registry/internal/images/graph"
+	"github.com/zarf-dev/zarf-registry/internal/images/output"
+	"github.com/zarf-dev/zarf-registry/internal/images/source"
+	"github.com/zarf-dev/zarf-registry/test/imagestest"
 )
 
 // limitedDir returns a directory in a file system of its own.
@@ -32,26 +36,26 @@ func limitedDir(t *testing.T, size string) string {
 }
 
 // largeImage is an image of three layers of a size, without a copy of them.
-func largeImage(t *testing.T, store *Store, size int64) Image {
+func largeImage(t *testing.T, store *graph.Store, size int64) graph.Image {
 	t.Helper()
 	manifest := ocispec.Manifest{
 		Versioned: specs.Versioned{SchemaVersion: 2}, MediaType: ocispec.MediaTypeImageManifest,
-		Config: store.mustAddJSON(t, ocispec.MediaTypeImageConfig, ocispec.Image{}),
+		Config: imagestest.AddJSON(t, store, ocispec.MediaTypeImageConfig, ocispec.Image{}),
 	}
 	for i := range 3 {
 		layer := blob.Blob{Size: size, Open: func() (io.ReadCloser, error) {
-			return io.NopCloser(io.LimitReader(&repeated{noise(uint64(i), 1<<20+i), 0}, size)), nil
+			return io.NopCloser(io.LimitReader(&repeated{imagestest.Noise(uint64(i), 1<<20+i), 0}, size)), nil
 		}}
 		rc, _ := layer.Open()
 		d, err := digest.FromReader(rc)
 		if err != nil {
 			t.Fatal(err)
 		}
-		store.add(d, layer)
+		store.Put(d, layer)
 		manifest.Layers = append(manifest.Layers, ocispec.Descriptor{MediaType: ocispec.MediaTypeImageLayer, Digest: d,
 			Size: size})
 	}
-	return Image{Reference: "large:1", Descriptor: store.mustAddJSON(t, ocispec.MediaTypeImageManifest, manifest)}
+	return graph.Image{Reference: "large:1", Descriptor: imagestest.AddJSON(t, store, ocispec.MediaTypeImageManifest, manifest)}
 }
 
 type repeated struct {
@@ -78,22 +82,22 @@ func TestTransfersLargerThanTheStoresDisk(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer cache.Close()
-	from, to := newOrigin(t), newTestRegistry(t)
-	store := &Store{}
+	from, to := newOrigin(t), imagestest.NewRegistry(t)
+	store := &graph.Store{}
 	image := largeImage(t, store, size)
 	refs := from.fill(t, store, image)
-	items := from.resolve(t, func(o *ResolveOptions) { o.Store = cache }, refs...)
-	mustPush(t, items, to.client(t, nil), Options{})
-	to.checkWhole(t, store, image)
+	items := from.resolve(t, func(o *source.ResolveOptions) { o.Store = cache }, refs...)
+	mustPush(t, items, to.NewClient(t, nil), Options{})
+	to.CheckWhole(t, store, image)
 
-	output := limitedDir(t, fmt.Sprint(3*size+1<<20))
-	archive, err := CreateArchive(filepath.Join(output, "large.tar"))
+	disk := limitedDir(t, fmt.Sprint(3*size+1<<20))
+	archive, err := output.CreateArchive(filepath.Join(disk, "large.tar"))
 	if err != nil {
 		t.Fatal(err)
 	}
 	mustPull(t, items, archive, Options{})
-	source := mustOpen(t, filepath.Join(output, "large.tar"))
-	for _, node := range nodesOf(t, source, source.Images()[0].Descriptor) {
+	source := mustOpen(t, filepath.Join(disk, "large.tar"))
+	for _, node := range imagestest.Nodes(t, source, source.Images()[0].Descriptor) {
 		rc, err := source.Fetch(t.Context(), node)
 		if err == nil {
 			_, err = io.Copy(io.Discard, rc)
@@ -103,19 +107,19 @@ func TestTransfersLargerThanTheStoresDisk(t *testing.T) {
 		}
 	}
 	// There is no room for another: it says so before anything is transferred.
-	from.count("")
-	again, err := CreateArchive(filepath.Join(output, "again.tar"))
+	from.Count("")
+	again, err := output.CreateArchive(filepath.Join(disk, "again.tar"))
 	if err != nil {
 		t.Fatal(err)
 	}
 	_, err = Pull(t.Context(), items, again, Options{})
-	if !blobstore.IsDiskFull(err) || from.count("GET /v2/library/large/blobs/") > 0 {
+	if !blobstore.IsDiskFull(err) || from.Count("GET /v2/library/large/blobs/") > 0 {
 		t.Errorf("error: %v", err)
 	}
 	if err := again.Close(); err != nil {
 		t.Error(err)
 	}
-	if files, err := os.ReadDir(output); err != nil || len(files) != 1 {
+	if files, err := os.ReadDir(disk); err != nil || len(files) != 1 {
 		t.Errorf("next to the archive: %v, %v", files, err)
 	}
 }

@@ -7,34 +7,38 @@ import (
 
 	"github.com/opencontainers/go-digest"
 
+	"github.com/zarf-dev/zarf-registry/internal/images/graph"
+	"github.com/zarf-dev/zarf-registry/internal/images/output"
+	"github.com/zarf-dev/zarf-registry/internal/images/source"
 	"github.com/zarf-dev/zarf-registry/internal/oci"
+	"github.com/zarf-dev/zarf-registry/test/imagestest"
 )
 
 // thin writes an archive of an image that leaves out what omit selects.
-func thin(t *testing.T, store *Store, image Image, omit func(digest.Digest) bool) *Source {
+func thin(t *testing.T, store *graph.Store, image graph.Image, omit func(digest.Digest) bool) (path string) {
 	t.Helper()
-	path := filepath.Join(t.TempDir(), "thin.tar")
-	results := pullToArchive(t, path, Items(store, image), func(a *Archive) { a.Omit(omit) })
+	path = filepath.Join(t.TempDir(), "thin.tar")
+	results := pullToArchive(t, path, graph.Items(store, image), func(a *output.Archive) { a.Omit(omit) })
 	if len(results) != 1 || results[0].BytesReceived != 0 {
 		t.Errorf("results %+v", results)
 	}
-	return mustOpen(t, path)
+	return path
 }
 
 func all(digest.Digest) bool { return true }
 
 func TestThinArchives(t *testing.T) {
 	registry := startRegistry(t)
-	store := &Store{}
-	previous := testImage(t, store, "docker.io/team/app:1", 100_000, "amd64", "arm64")
-	mustPush(t, Items(store, previous), registry, Options{})
-	next := testImage(t, store, "docker.io/other/app:2", 100_000, "amd64", "arm64", "riscv64")
+	store := &graph.Store{}
+	previous := imagestest.Index(t, store, "docker.io/team/app:1", 100_000, "amd64", "arm64")
+	mustPush(t, graph.Items(store, previous), registry, Options{})
+	next := imagestest.Index(t, store, "docker.io/other/app:2", 100_000, "amd64", "arm64", "riscv64")
 	has := map[digest.Digest]bool{}
-	for _, node := range nodesOf(t, store, previous.Descriptor) {
+	for _, node := range imagestest.Nodes(t, store, previous.Descriptor) {
 		has[node.Digest] = true
 	}
 
-	source := thin(t, store, next, func(d digest.Digest) bool { return has[d] })
+	source := mustOpen(t, thin(t, store, next, func(d digest.Digest) bool { return has[d] }))
 	listed := source.Images()
 	if len(listed) != 1 || len(listed[0].Missing) != 5 || len(listed[0].Platforms) != 3 ||
 		listed[0].Size < 300_000 {
@@ -51,7 +55,7 @@ func TestThinArchives(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, node := range nodesOf(t, store, next.Descriptor) {
+	for _, node := range imagestest.Nodes(t, store, next.Descriptor) {
 		if ok, err := repository.Exists(t.Context(), node); !ok || err != nil {
 			t.Errorf("%s: exists %t, error %v", node.Digest, ok, err)
 		}
@@ -63,22 +67,22 @@ func TestThinArchives(t *testing.T) {
 
 // On a slow link, requests are what a push of many unchanged images takes.
 func TestThinArchiveOfAStoredImage(t *testing.T) {
-	registry := newTestRegistry(t)
-	client := registry.client(t, nil)
-	store := &Store{}
-	image := testImage(t, store, "docker.io/team/app:1", 100_000, "amd64")
-	mustPush(t, Items(store, image), client, Options{})
-	source := thin(t, store, image, all)
+	registry := imagestest.NewRegistry(t)
+	client := registry.NewClient(t, nil)
+	store := &graph.Store{}
+	image := imagestest.Index(t, store, "docker.io/team/app:1", 100_000, "amd64")
+	mustPush(t, graph.Items(store, image), client, Options{})
+	source := mustOpen(t, thin(t, store, image, all))
 	if listed := source.Images(); len(listed[0].Missing) != 3 {
 		t.Errorf("the archive has %+v", listed)
 	}
 	for tag, requests := range map[string]int{"1": 1, "again": 0} {
 		items := mustItems(t, source, "docker.io/team/app:"+tag)
-		registry.count("")
+		registry.Count("")
 		if results := mustPush(t, items, client, Options{}); results[0].BytesSent > image.Descriptor.Size {
 			t.Errorf("%s: %+v", tag, results)
 		}
-		if n := registry.count("HEAD /v2/team/app/manifests/1"); n != requests {
+		if n := registry.Count("HEAD /v2/team/app/manifests/1"); n != requests {
 			t.Errorf("%s: %d requests", tag, n)
 		}
 	}
@@ -87,12 +91,12 @@ func TestThinArchiveOfAStoredImage(t *testing.T) {
 // A false match in the inventory, or a blob that was removed since.
 func TestPushNamesWhatAThinArchiveLacks(t *testing.T) {
 	registry := startRegistry(t)
-	store := &Store{}
-	there := testImage(t, store, "docker.io/team/there:1", 1000, "amd64")
-	mustPush(t, Items(store, there), registry, Options{})
-	lacking := testImage(t, store, "docker.io/team/lacking:1", 100_000, "riscv64")
-	items := Items(thin(t, store, there, all), there)
-	source := thin(t, store, lacking, all)
+	store := &graph.Store{}
+	there := imagestest.Index(t, store, "docker.io/team/there:1", 1000, "amd64")
+	mustPush(t, graph.Items(store, there), registry, Options{})
+	lacking := imagestest.Index(t, store, "docker.io/team/lacking:1", 100_000, "riscv64")
+	items := graph.Items(mustOpen(t, thin(t, store, there, all)), there)
+	source := mustOpen(t, thin(t, store, lacking, all))
 	list := mustItems(t, source, "")
 	results, err := Push(t.Context(), append(items, list...), registry, Options{})
 	if err == nil || !strings.Contains(err.Error(), "image "+lacking.Reference) ||
@@ -115,11 +119,11 @@ func TestPushNamesWhatAThinArchiveLacks(t *testing.T) {
 
 // An archive that was truncated is not thin.
 func TestTruncatedThinArchivesAreRejected(t *testing.T) {
-	store := &Store{}
-	image := testImage(t, store, "docker.io/team/app:1", 100_000, "amd64")
-	content := read(t, thin(t, store, image, all).path)
+	store := &graph.Store{}
+	image := imagestest.Index(t, store, "docker.io/team/app:1", 100_000, "amd64")
+	content := read(t, thin(t, store, image, all))
 	for _, size := range []int{len(content) / 2, len(content) - 1024} {
-		if s, err := Open(t.Context(), writeTemp(t, "thin.tar", content[:size])); err == nil {
+		if s, err := source.Open(t.Context(), imagestest.Temp(t, "thin.tar", content[:size])); err == nil {
 			s.Close()
 			t.Errorf("the first %d of %d bytes are accepted", size, len(content))
 		}

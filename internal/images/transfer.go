@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/sync/semaphore"
 
+	"github.com/zarf-dev/zarf-registry/internal/images/graph"
 	"github.com/zarf-dev/zarf-registry/internal/images/name"
 )
 
@@ -21,11 +22,9 @@ const DefaultConcurrency = 6
 type Options struct {
 	// Prefix is put before the path of every repository that is pushed to.
 	Prefix name.Prefix
-	// Concurrency is how many blobs are transferred at once, over all images. 0 is [DefaultConcurrency].
+	// Concurrency is how many blobs are transferred at once, over all images. 0 is [DefaultConcurrency]. The next image
+	// starts when all blobs of one are in transfer or done, so that Concurrency is used until the end.
 	Concurrency int
-	// ImageConcurrency is how many images are started at once. 0 is 1. The next image starts when all
-	// blobs of one are in transfer or done, so that Concurrency is used until the end.
-	ImageConcurrency int
 	// FailFast ends at the first image that fails. Otherwise the others are transferred.
 	FailFast bool
 	// Fits, unless nil, is called by [Push] before it sends anything, with the content of all images, each digest once.
@@ -42,9 +41,6 @@ func (o Options) withDefaults() Options {
 	if o.Concurrency <= 0 {
 		o.Concurrency = DefaultConcurrency
 	}
-	if o.ImageConcurrency <= 0 {
-		o.ImageConcurrency = 1
-	}
 	if o.Done == nil {
 		o.Done = func(Result) {}
 	}
@@ -56,7 +52,7 @@ func (o Options) withDefaults() Options {
 // [Options.FailFast], it starts no more images and cancels those that are running.
 func forEachImage[T any](ctx context.Context, opts Options, r *run, images []T, fatal func(error) bool,
 	do func(ctx context.Context, image T, started func()) (Result, error)) ([]Result, error) {
-	r.started()
+	r.report(r.progress) // with all images; nothing runs yet
 	running, stop := context.WithCancel(ctx)
 	defer stop()
 	var (
@@ -65,12 +61,12 @@ func forEachImage[T any](ctx context.Context, opts Options, r *run, images []T, 
 		results = make([]*Result, len(images))
 		errs    = make([]error, len(images))
 	)
-	places := semaphore.NewWeighted(int64(opts.ImageConcurrency))
 	for i, image := range images {
-		if places.Acquire(running, 1) != nil || running.Err() != nil {
+		if running.Err() != nil {
 			break
 		}
-		started := sync.OnceFunc(func() { places.Release(1) })
+		next := make(chan struct{})
+		started := sync.OnceFunc(func() { close(next) })
 		group.Go(func() {
 			defer started()
 			result, err := do(running, image, started)
@@ -88,6 +84,7 @@ func forEachImage[T any](ctx context.Context, opts Options, r *run, images []T, 
 				}
 			}
 		})
+		<-next
 	}
 	group.Wait()
 	list := []Result{}
@@ -111,7 +108,7 @@ func forEachBlob(ctx context.Context, slots *semaphore.Weighted, blobs []ocispec
 		group.Go(func() error {
 			defer slots.Release(1)
 			if err := do(running, desc); err != nil {
-				return wrapDescriptor(desc, err)
+				return graph.Wrap(desc, err)
 			}
 			return nil
 		})

@@ -25,31 +25,35 @@ import (
 
 	"github.com/zarf-dev/zarf-registry/internal/images/blob"
 	"github.com/zarf-dev/zarf-registry/internal/images/blobstore"
+	"github.com/zarf-dev/zarf-registry/internal/images/graph"
 	"github.com/zarf-dev/zarf-registry/internal/images/name"
+	"github.com/zarf-dev/zarf-registry/internal/images/output"
 	"github.com/zarf-dev/zarf-registry/internal/images/remote"
+	"github.com/zarf-dev/zarf-registry/internal/images/source"
 	"github.com/zarf-dev/zarf-registry/internal/oci"
+	"github.com/zarf-dev/zarf-registry/test/imagestest"
 )
 
 // origin is a registry to pull from, with the options for pulling.
 type origin struct {
-	*testRegistry
-	options ResolveOptions
+	*imagestest.Registry
+	options source.ResolveOptions
 	store   *blobstore.Store
 }
 
 func newOrigin(t *testing.T) *origin {
 	t.Helper()
-	server := newTestRegistry(t)
-	reg := server.client(t, nil)
+	server := imagestest.NewRegistry(t)
+	reg := server.NewClient(t, nil)
 	store := openStore(t, t.TempDir())
-	return &origin{server, ResolveOptions{
+	return &origin{server, source.ResolveOptions{
 		Registry: func(_ context.Context, host string) (*remote.Registry, error) {
-			if host != server.host() {
+			if host != server.Host() {
 				return nil, fmt.Errorf("no such host in this test: %s", host)
 			}
 			return reg, nil
 		},
-		Store: store, Keep: true,
+		Store: store,
 	}, store}
 }
 
@@ -68,28 +72,28 @@ func openStore(t *testing.T, dir string) *blobstore.Store {
 }
 
 // fill pushes images to the registry and returns their names there.
-func (o *origin) fill(t *testing.T, from Content, list ...Image) []string {
+func (o *origin) fill(t *testing.T, from graph.Content, list ...graph.Image) []string {
 	t.Helper()
-	mustPush(t, Items(from, list...), o.client(t, nil), Options{})
+	mustPush(t, graph.Items(from, list...), o.NewClient(t, nil), Options{})
 	var refs []string
 	for _, image := range list {
 		repository, tag, err := name.Repository(image.Reference)
 		if err != nil {
 			t.Fatal(err)
 		}
-		refs = append(refs, name.Join(o.host()+"/"+repository, tag))
+		refs = append(refs, name.Join(o.Host()+"/"+repository, tag))
 	}
-	o.count("")
+	o.Count("")
 	return refs
 }
 
-func (o *origin) resolve(t *testing.T, change func(*ResolveOptions), refs ...string) []Item {
+func (o *origin) resolve(t *testing.T, change func(*source.ResolveOptions), refs ...string) []graph.Item {
 	t.Helper()
 	opts := o.options
 	if change != nil {
 		change(&opts)
 	}
-	items, err := Resolve(t.Context(), refs, opts)
+	items, err := source.Resolve(t.Context(), refs, opts)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -97,11 +101,11 @@ func (o *origin) resolve(t *testing.T, change func(*ResolveOptions), refs ...str
 }
 
 // pullBoth pulls to a layout and to an archive and opens both.
-func pullBoth(t *testing.T, items []Item) map[string]*Source {
+func pullBoth(t *testing.T, items []graph.Item) map[string]*source.Source {
 	t.Helper()
 	dir := filepath.Join(t.TempDir(), "layout")
 	p := &progress{t: t}
-	results := pullToLayout(t, dir, items, Options{Progress: p.report, ImageConcurrency: 3})
+	results := pullToLayout(t, dir, items, Options{Progress: p.report})
 	p.checkDone()
 	if len(results) != len(items) {
 		t.Errorf("%d results of %d images", len(results), len(items))
@@ -111,14 +115,16 @@ func pullBoth(t *testing.T, items []Item) map[string]*Source {
 	if files, err := os.ReadDir(filepath.Dir(path)); err != nil || len(files) != 1 {
 		t.Errorf("next to the archive: %v, %v", files, err)
 	}
-	return map[string]*Source{"layout": mustOpen(t, dir), "archive": mustOpen(t, path)}
+	return map[string]*source.Source{"layout": mustOpen(t, dir), "archive": mustOpen(t, path)}
 }
 
 // artifact creates a manifest of any kind with layers of these sizes.
-func artifact(t testing.TB, store *Store, reference, mediaType, configType, layerType string,
-	subject *ocispec.Descriptor, layers ...[]byte) Image {
+func artifact(t testing.TB, store *graph.Store, reference, mediaType, configType, layerType string,
+	subject *ocispec.Descriptor, layers ...[]byte) graph.Image {
 	t.Helper()
-	add := func(mediaType string, b []byte) ocispec.Descriptor { return store.addAs(digest.SHA256, mediaType, b) }
+	add := func(mediaType string, b []byte) ocispec.Descriptor {
+		return imagestest.Add(store, digest.SHA256, mediaType, b)
+	}
 	manifest := ocispec.Manifest{
 		Versioned:   specs.Versioned{SchemaVersion: 2},
 		MediaType:   mediaType,
@@ -135,22 +141,22 @@ func artifact(t testing.TB, store *Store, reference, mediaType, configType, laye
 	if err != nil {
 		t.Fatal(err)
 	}
-	return Image{Reference: reference, Descriptor: add(mediaType, raw)}
+	return graph.Image{Reference: reference, Descriptor: add(mediaType, raw)}
 }
 
 // TestRoundTrips copies artifacts of every kind from one registry to another through a layout and an
 // archive, and compares all bytes.
 func TestRoundTrips(t *testing.T) {
 	from := newOrigin(t)
-	store := &Store{}
-	index := testImage(t, store, "docker.io/library/multi:1", 60_000, "amd64", "arm64", "riscv64")
+	store := &graph.Store{}
+	index := imagestest.Index(t, store, "docker.io/library/multi:1", 60_000, "amd64", "arm64", "riscv64")
 	chart := artifact(t, store, "quay.io/charts/app:1.2.3", ocispec.MediaTypeImageManifest,
-		"application/vnd.cncf.helm.config.v1+json", "application/vnd.cncf.helm.chart.content.v1.tar+gzip", nil, noise(7,
-			5000), noise(8, 300))
+		"application/vnd.cncf.helm.config.v1+json", "application/vnd.cncf.helm.chart.content.v1.tar+gzip", nil, imagestest.Noise(7,
+			5000), imagestest.Noise(8, 300))
 	docker := artifact(t, store, "docker.io/team/v2:1", oci.MediaTypeDockerManifest, oci.MediaTypeDockerConfig,
-		"application/vnd.docker.image.rootfs.diff.tar.gzip", nil, noise(9, 1000))
+		"application/vnd.docker.image.rootfs.diff.tar.gzip", nil, imagestest.Noise(9, 1000))
 	odd := artifact(t, store, "docker.io/team/odd:1", ocispec.MediaTypeImageManifest, ocispec.MediaTypeImageConfig,
-		ocispec.MediaTypeImageLayer, nil, nil, noise(10, 1), noise(11, 70_000))
+		ocispec.MediaTypeImageLayer, nil, nil, imagestest.Noise(10, 1), imagestest.Noise(11, 70_000))
 	signature := artifact(t, store, "", ocispec.MediaTypeImageManifest,
 		"application/vnd.dev.cosign.artifact.sig.v1+json", "application/vnd.dev.cosign.simplesigning.v1+json",
 		&index.Descriptor, []byte(`{"critical":{}}`))
@@ -159,9 +165,9 @@ func TestRoundTrips(t *testing.T) {
 		ocispec.MediaTypeImageManifest,
 		ocispec.MediaTypeImageConfig, "application/vnd.dev.cosign.simplesigning.v1+json", nil,
 		[]byte(`{"critical":{"old":1}}`))
-	layer := makeTar(t, file{name: "a", data: noise(1, 50_000)})
-	saved := mustOpen(t, writeTemp(t, "saved.tar", makeTar(t, dockerArchive(t, []string{"docker.io/team/saved:1"}, layer,
-		gzipped(t, layer))...)))
+	layer := imagestest.Tar(t, imagestest.File{Name: "a", Data: imagestest.Noise(1, 50_000)})
+	saved := mustOpen(t, imagestest.Temp(t, "saved.tar", imagestest.Tar(t, imagestest.Docker(t, []string{"docker.io/team/saved:1"}, layer,
+		imagestest.Gzip(t, layer))...)))
 
 	refs := from.fill(t, store, index, chart, docker, odd, signature, old)
 	refs = append(refs, from.fill(t, saved, saved.Images()...)...)
@@ -171,41 +177,41 @@ func TestRoundTrips(t *testing.T) {
 	}
 	for kind, source := range pullBoth(t, items) {
 		t.Run(kind, func(t *testing.T) {
-			to := newTestRegistry(t)
+			to := imagestest.NewRegistry(t)
 			imagePush := mustItems(t, source, "")
 			if len(imagePush) != len(items) {
 				t.Errorf("%d images of %d", len(imagePush), len(items))
 			}
-			mustPush(t, imagePush, to.client(t, nil), Options{ImageConcurrency: 2})
-			sameInBoth(t, from.testRegistry, to, from.options.Store, items)
-			referrers := string(to.get(t, "library/multi/manifests/sha256-"+index.Descriptor.Digest.Encoded()))
+			mustPush(t, imagePush, to.NewClient(t, nil), Options{})
+			sameInBoth(t, from.Registry, to, from.options.Store, items)
+			referrers := string(to.Get(t, "library/multi/manifests/sha256-"+index.Descriptor.Digest.Encoded()))
 			if !strings.Contains(referrers, signature.Descriptor.Digest.String()) {
 				t.Errorf("the registry does not list the signature: %s", referrers)
 			}
 		})
 	}
 	t.Run("directly between registries", func(t *testing.T) {
-		to := newTestRegistry(t)
-		other := from.resolve(t, func(o *ResolveOptions) { o.Store = openStore(t, t.TempDir()) }, refs...)
+		to := imagestest.NewRegistry(t)
+		other := from.resolve(t, func(o *source.ResolveOptions) { o.Store = openStore(t, t.TempDir()) }, refs...)
 		p := &progress{t: t}
-		results := mustPush(t, other, to.client(t, nil), Options{Progress: p.report})
+		results := mustPush(t, other, to.NewClient(t, nil), Options{Progress: p.report})
 		p.checkDone()
-		sameInBoth(t, from.testRegistry, to, from.options.Store, items)
+		sameInBoth(t, from.Registry, to, from.options.Store, items)
 		for _, r := range results {
 			if r.BytesReceived == 0 || r.BytesSent == 0 {
 				t.Errorf("%+v", r)
 			}
 		}
-		from.count("")
-		mustPush(t, other, to.client(t, nil), Options{})
-		if n := from.count("GET"); n != 0 {
+		from.Count("")
+		mustPush(t, other, to.NewClient(t, nil), Options{})
+		if n := from.Count("GET"); n != 0 {
 			t.Errorf("%d reads for images that already exist", n)
 		}
 	})
 }
 
 // sameInBoth compares the images of two registries.
-func sameInBoth(t *testing.T, from, to *testRegistry, store *blobstore.Store, items []Item) {
+func sameInBoth(t *testing.T, from, to *imagestest.Registry, store *blobstore.Store, items []graph.Item) {
 	t.Helper()
 	for _, item := range items {
 		repository, tag, err := name.Repository(item.Reference)
@@ -213,7 +219,7 @@ func sameInBoth(t *testing.T, from, to *testRegistry, store *blobstore.Store, it
 			t.Fatal(err)
 		}
 		paths := []string{repository + "/manifests/" + tag}
-		for _, node := range nodesOf(t, item.Content, item.Descriptor) {
+		for _, node := range imagestest.Nodes(t, item.Content, item.Descriptor) {
 			kind := "/blobs/"
 			if oci.IsManifestOrIndex(node.MediaType) {
 				kind = "/manifests/"
@@ -221,7 +227,7 @@ func sameInBoth(t *testing.T, from, to *testRegistry, store *blobstore.Store, it
 			paths = append(paths, repository+kind+node.Digest.String())
 		}
 		for _, path := range paths {
-			if !bytes.Equal(from.get(t, path), to.get(t, path)) {
+			if !bytes.Equal(from.Get(t, path), to.Get(t, path)) {
 				t.Errorf("%s differs", path)
 			}
 		}
@@ -231,23 +237,23 @@ func sameInBoth(t *testing.T, from, to *testRegistry, store *blobstore.Store, it
 // TestImagesThatShareLayers pulls and pushes 200 images: shared layers must be transferred once.
 func TestImagesThatShareLayers(t *testing.T) {
 	from := newOrigin(t)
-	store := &Store{}
+	store := &graph.Store{}
 	n := 200
 	if testing.Short() {
 		n = 50
 		t.Logf("SHORTENED: %d images; 200 without -short", n)
 	}
-	var list []Image
-	base, family := noise(1, 200_000), [][]byte{noise(2, 100_000), noise(3, 100_000), noise(4, 100_000)}
+	var list []graph.Image
+	base, family := imagestest.Noise(1, 200_000), [][]byte{imagestest.Noise(2, 100_000), imagestest.Noise(3, 100_000), imagestest.Noise(4, 100_000)}
 	for i := range n {
 		list = append(list, artifact(t, store, fmt.Sprintf("docker.io/many/app-%d:1", i), ocispec.MediaTypeImageManifest,
-			ocispec.MediaTypeImageConfig, ocispec.MediaTypeImageLayer, nil, base, family[i%3], noise(uint64(100+i), 500)))
+			ocispec.MediaTypeImageConfig, ocispec.MediaTypeImageLayer, nil, base, family[i%3], imagestest.Noise(uint64(100+i), 500)))
 	}
 	refs := from.fill(t, store, list...)
 	items := from.resolve(t, nil, refs...)
 	dir := t.TempDir()
-	from.count("")
-	results := pullToLayout(t, dir, items, Options{ImageConcurrency: 4})
+	from.Count("")
+	results := pullToLayout(t, dir, items, Options{})
 	shared, own := int64(200_000+3*100_000), int64(n*500)
 	received := int64(0)
 	for _, r := range results {
@@ -256,12 +262,12 @@ func TestImagesThatShareLayers(t *testing.T) {
 	if received > shared+own+int64(n)*100 { // and configurations
 		t.Errorf("%d bytes received", received)
 	}
-	if reads := from.count("GET"); reads > 4+2*n {
+	if reads := from.Count("GET"); reads > 4+2*n {
 		t.Errorf("%d reads", reads)
 	}
 
-	to := newTestRegistry(t)
-	results = mustPush(t, mustItems(t, mustOpen(t, dir), ""), to.client(t, nil), Options{ImageConcurrency: 4})
+	to := imagestest.NewRegistry(t)
+	results = mustPush(t, mustItems(t, mustOpen(t, dir), ""), to.NewClient(t, nil), Options{})
 	sent, mounted := int64(0), 0
 	for _, r := range results {
 		sent += r.BytesSent
@@ -273,26 +279,26 @@ func TestImagesThatShareLayers(t *testing.T) {
 	if mounted != 2*n-4 {
 		t.Errorf("%d blobs mounted, want each shared layer once for each repository but one", mounted)
 	}
-	sameInBoth(t, from.testRegistry, to, from.store, items[:10])
+	sameInBoth(t, from.Registry, to, from.store, items[:10])
 }
 
 func TestResolve(t *testing.T) {
 	from := newOrigin(t)
-	store := &Store{}
-	multi := testImage(t, store, "multi:1", 5000, "amd64", "arm64", "riscv64")
+	store := &graph.Store{}
+	multi := imagestest.Index(t, store, "multi:1", 5000, "amd64", "arm64", "riscv64")
 	chart := artifact(t, store, "chart:1", ocispec.MediaTypeImageManifest, "application/vnd.cncf.helm.config.v1+json",
-		"application/x", nil, noise(7, 500))
+		"application/x", nil, imagestest.Noise(7, 500))
 	refs := from.fill(t, store, multi, chart)
-	byDigest := from.host() + "/library/multi@" + multi.Descriptor.Digest.String()
-	index := decode[ocispec.Index](t, store, multi.Descriptor)
+	byDigest := from.Host() + "/library/multi@" + multi.Descriptor.Digest.String()
+	index := imagestest.Decode[ocispec.Index](t, store, multi.Descriptor)
 	arm := index.Manifests[1]
 
-	platforms := func(text string) func(*ResolveOptions) {
-		p, err := ParsePlatforms(text)
+	platforms := func(text string) func(*source.ResolveOptions) {
+		p, err := graph.ParsePlatforms(text)
 		if err != nil {
 			t.Fatal(err)
 		}
-		return func(o *ResolveOptions) { o.Platforms = p }
+		return func(o *source.ResolveOptions) { o.Platforms = p }
 	}
 	t.Run("one platform of a tag is that manifest", func(t *testing.T) {
 		items := from.resolve(t, platforms("linux/arm64"), refs[0])
@@ -303,7 +309,7 @@ func TestResolve(t *testing.T) {
 	})
 	t.Run("several platforms are an index of those", func(t *testing.T) {
 		items := from.resolve(t, platforms("linux/arm64,linux/amd64"), refs[0])
-		part := decode[ocispec.Index](t, items[0].Content, items[0].Descriptor)
+		part := imagestest.Decode[ocispec.Index](t, items[0].Content, items[0].Descriptor)
 		if len(part.Manifests) != 2 || part.Manifests[0].Digest != index.Manifests[0].Digest ||
 			part.Manifests[1].Digest != arm.Digest {
 			t.Errorf("%+v", part)
@@ -333,16 +339,6 @@ func TestResolve(t *testing.T) {
 			t.Errorf("%+v", items[0].Image)
 		}
 	})
-	t.Run("an image for another platform is accepted with a warning", func(t *testing.T) {
-		var log bytes.Buffer
-		from.resolve(t, func(o *ResolveOptions) {
-			platforms("linux/s390x")(o)
-			o.Log = slog.New(slog.NewTextHandler(&log, nil))
-		}, from.host()+"/library/multi@"+arm.Digest.String())
-		if !strings.Contains(log.String(), "linux/arm64") || !strings.Contains(log.String(), "linux/s390x") {
-			t.Errorf("log: %s", log.String())
-		}
-	})
 	t.Run("a duplicate name is one item", func(t *testing.T) {
 		if items := from.resolve(t, nil, refs[0], refs[1], refs[0]); len(items) != 2 {
 			t.Errorf("%d items", len(items))
@@ -351,7 +347,7 @@ func TestResolve(t *testing.T) {
 	t.Run("all errors are reported together", func(t *testing.T) {
 		opts := from.options
 		platforms("linux/s390x")(&opts)
-		_, err := Resolve(t.Context(), []string{refs[0], from.host() + "/nothing:1", "No:1", "elsewhere.example.com/x",
+		_, err := source.Resolve(t.Context(), []string{refs[0], from.Host() + "/nothing:1", "No:1", "elsewhere.example.com/x",
 			refs[1]}, opts)
 		if err == nil {
 			t.Fatal("no error")
@@ -359,7 +355,7 @@ func TestResolve(t *testing.T) {
 		for _, want := range []string{
 			"image " + refs[0] + ": no manifest for linux/s390x, only for linux/amd64,linux/arm64,linux/riscv64: choose with " +
 				"--platform",
-			"image " + from.host() + "/nothing:1: ", "not found",
+			"image " + from.Host() + "/nothing:1: ", "not found",
 			`image reference "No:1"`,
 			"image elsewhere.example.com/x: no such host in this test: elsewhere.example.com",
 		} {
@@ -377,9 +373,9 @@ func TestResolve(t *testing.T) {
 // their referrers.
 func TestReferrers(t *testing.T) {
 	from := newOrigin(t)
-	store := &Store{}
-	image := testImage(t, store, "signed:1", 5000, "amd64", "arm64")
-	note := func(reference string, subject *ocispec.Descriptor, text string) Image {
+	store := &graph.Store{}
+	image := imagestest.Index(t, store, "signed:1", 5000, "amd64", "arm64")
+	note := func(reference string, subject *ocispec.Descriptor, text string) graph.Image {
 		made := artifact(t, store, reference, ocispec.MediaTypeImageManifest, "application/vnd.example.note", "text/plain",
 			subject, []byte(text))
 		if reference == "" {
@@ -393,13 +389,13 @@ func TestReferrers(t *testing.T) {
 	tagged := note("signed:sha256-"+image.Descriptor.Digest.Encoded()+".sig", nil, "an older signature")
 	from.fill(t, store, image, signature, sbom, ofSBOM, tagged)
 
-	items := from.resolve(t, func(o *ResolveOptions) { o.Referrers = true }, from.host()+"/library/signed:1")
+	items := from.resolve(t, func(o *source.ResolveOptions) { o.Referrers = true }, from.Host()+"/library/signed:1")
 	var got []string
 	for _, item := range items {
 		got = append(got, item.Descriptor.Digest.String())
 	}
 	want := []string{image.Descriptor.Digest.String()}
-	for _, other := range []Image{signature, sbom, tagged, ofSBOM} {
+	for _, other := range []graph.Image{signature, sbom, tagged, ofSBOM} {
 		want = append(want, other.Descriptor.Digest.String())
 	}
 	if len(got) != len(want) || got[0] != want[0] {
@@ -410,31 +406,31 @@ func TestReferrers(t *testing.T) {
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Fatal(diff)
 	}
-	to := newTestRegistry(t)
+	to := imagestest.NewRegistry(t)
 	for _, source := range pullBoth(t, items) {
-		mustPush(t, mustItems(t, source, ""), to.client(t, nil), Options{})
+		mustPush(t, mustItems(t, source, ""), to.NewClient(t, nil), Options{})
 	}
-	sameInBoth(t, from.testRegistry, to, from.store, items)
+	sameInBoth(t, from.Registry, to, from.store, items)
 }
 
 // A registry may list deleted referrers.
 func TestDeletedReferrer(t *testing.T) {
 	from := newOrigin(t)
-	store := &Store{}
-	image := testImage(t, store, "signed:1", 500, "amd64")
+	store := &graph.Store{}
+	image := imagestest.Index(t, store, "signed:1", 500, "amd64")
 	refs := from.fill(t, store, image)
 	gone := content.NewDescriptorFromBytes(ocispec.MediaTypeImageManifest, []byte("{}"))
-	from.setFront(func(w http.ResponseWriter, r *http.Request) bool {
+	from.SetFront(func(w http.ResponseWriter, r *http.Request) bool {
 		if !strings.HasSuffix(r.URL.Path, "/manifests/sha256-"+image.Descriptor.Digest.Encoded()) {
 			return false
 		}
 		w.Header().Set("Content-Type", ocispec.MediaTypeImageIndex)
-		w.Write(asJSON(t, ocispec.Index{Versioned: specs.Versioned{SchemaVersion: 2}, MediaType: ocispec.MediaTypeImageIndex,
+		w.Write(imagestest.JSON(t, ocispec.Index{Versioned: specs.Versioned{SchemaVersion: 2}, MediaType: ocispec.MediaTypeImageIndex,
 			Manifests: []ocispec.Descriptor{gone}}))
 		return true
 	})
 	var log bytes.Buffer
-	items := from.resolve(t, func(o *ResolveOptions) {
+	items := from.resolve(t, func(o *source.ResolveOptions) {
 		o.Referrers = true
 		o.Log = slog.New(slog.NewTextHandler(&log, nil))
 	}, refs...)
@@ -445,24 +441,24 @@ func TestDeletedReferrer(t *testing.T) {
 
 func TestPullTwice(t *testing.T) {
 	from := newOrigin(t)
-	store := &Store{}
-	one, two := testImage(t, store, "a:1", 50_000, "amd64"), testImage(t, store, "b:1", 60_000, "amd64")
+	store := &graph.Store{}
+	one, two := imagestest.Index(t, store, "a:1", 50_000, "amd64"), imagestest.Index(t, store, "b:1", 60_000, "amd64")
 	refs := from.fill(t, store, one, two)
 	dir := t.TempDir()
 	pull := func(store *blobstore.Store, ref string) Result {
 		t.Helper()
-		items := from.resolve(t, func(o *ResolveOptions) { o.Store = store }, ref)
+		items := from.resolve(t, func(o *source.ResolveOptions) { o.Store = store }, ref)
 		return pullToLayout(t, dir, items, Options{})[0]
 	}
 	cache := t.TempDir()
 	if r := pull(openStore(t, cache), refs[0]); r.BlobsSent == 0 || r.BytesReceived < 50_000 {
 		t.Errorf("%+v", r)
 	}
-	from.count("")
+	from.Count("")
 	if r := pull(openStore(t, cache), refs[0]); r.BytesReceived != 0 || r.BytesSkipped < 50_000 {
 		t.Errorf("again: %+v", r)
 	}
-	if n := from.count("GET"); n != 0 {
+	if n := from.Count("GET"); n != 0 {
 		t.Errorf("%d reads the second time", n)
 	}
 	if r := pull(openStore(t, t.TempDir()), refs[0]); r.BytesReceived > 5000 {
@@ -475,13 +471,13 @@ func TestPullTwice(t *testing.T) {
 	}
 
 	// Damaged blobs in cache and layout are pulled again.
-	nodes := nodesOf(t, store, one.Descriptor)
+	nodes := imagestest.Nodes(t, store, one.Descriptor)
 	large := nodes[slices.IndexFunc(nodes, func(d ocispec.Descriptor) bool { return d.Size == 50_000 })]
 	path := filepath.Join(cache, oci.BlobPath(large.Digest))
 	if err := os.Chmod(path, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(path, noise(77, 50_000), 0o600); err != nil { // also that of the layout, which is a hard link
+	if err := os.WriteFile(path, imagestest.Noise(77, 50_000), 0o600); err != nil { // also that of the layout, which is a hard link
 		t.Fatal(err)
 	}
 	pull(openStore(t, cache), refs[0])
@@ -496,20 +492,20 @@ func TestPullTwice(t *testing.T) {
 // TestArchiveWithoutACompleteImage is about archives.
 func TestFailedPullLeavesNoUsableLayout(t *testing.T) {
 	from := newOrigin(t)
-	store := &Store{}
-	refs := from.fill(t, store, testImage(t, store, "a:1", 50_000, "amd64"))
+	store := &graph.Store{}
+	refs := from.fill(t, store, imagestest.Index(t, store, "a:1", 50_000, "amd64"))
 	items := from.resolve(t, nil, refs...)
-	from.setFront(func(w http.ResponseWriter, r *http.Request) bool {
+	from.SetFront(func(w http.ResponseWriter, r *http.Request) bool {
 		if strings.Contains(r.URL.Path, "/blobs/") {
 			w.Header().Set("Content-Length", "50000")
 			w.WriteHeader(http.StatusOK)
-			w.Write(noise(66, 50_000))
+			w.Write(imagestest.Noise(66, 50_000))
 			return true
 		}
 		return false
 	})
 	dir := filepath.Join(t.TempDir(), "layout")
-	layout, err := OpenLayout(dir)
+	layout, err := output.OpenLayout(dir)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -519,100 +515,28 @@ func TestFailedPullLeavesNoUsableLayout(t *testing.T) {
 		!strings.Contains(err.Error(), " sha256:") {
 		t.Errorf("error: %v", err)
 	}
-	if _, err := Open(t.Context(), dir); err == nil || !strings.Contains(err.Error(), "contains no image") {
+	if _, err := source.Open(t.Context(), dir); err == nil || !strings.Contains(err.Error(), "contains no image") {
 		t.Errorf("the layout: %v", err)
 	}
 }
 
 func TestPushPlan(t *testing.T) {
-	server := newTestRegistry(t)
-	store := &Store{}
-	one, two := testImage(t, store, "ghcr.io/a/b:1", 100, "amd64"), testImage(t, store, "quay.io/a/b:1", 200, "amd64")
-	_, err := Push(t.Context(), Items(store, one, two), server.client(t, nil), Options{})
+	server := imagestest.NewRegistry(t)
+	store := &graph.Store{}
+	one, two := imagestest.Index(t, store, "ghcr.io/a/b:1", 100, "amd64"), imagestest.Index(t, store, "quay.io/a/b:1", 200, "amd64")
+	_, err := Push(t.Context(), graph.Items(store, one, two), server.NewClient(t, nil), Options{})
 	if err == nil || !strings.Contains(err.Error(),
 		"ghcr.io/a/b:1 and quay.io/a/b:1 differ, but both would become a/b:1: push them with different prefixes") {
 		t.Errorf("error: %v", err)
 	}
-	if n := server.count(""); n != 0 {
+	if n := server.Count(""); n != 0 {
 		t.Errorf("%d requests before the error", n)
 	}
-	results := mustPush(t, Items(store, two), server.client(t, nil), Options{Prefix: "team/mirror"})
-	if results[0].Reference != server.host()+"/team/mirror/a/b:1" {
+	results := mustPush(t, graph.Items(store, two), server.NewClient(t, nil), Options{Prefix: "team/mirror"})
+	if results[0].Reference != server.Host()+"/team/mirror/a/b:1" {
 		t.Errorf("%+v", results)
 	}
-	server.get(t, "team/mirror/a/b/manifests/1")
-}
-
-func TestLackingPlatforms(t *testing.T) {
-	for _, c := range []struct{ wanted, available, want string }{
-		{"linux/amd64", "linux/amd64", ""},
-		{"linux/amd64,linux/arm64", "linux/amd64", "linux/arm64"},
-		{"linux/amd64,linux/arm64", "linux/arm64/v8 linux/amd64 windows/amd64", ""},
-		{"linux/arm/v7", "linux/arm/v6", ""}, // which it runs
-		{"linux/arm/v6", "linux/arm/v7", "linux/arm/v6"},
-		{"linux/amd64,linux/arm64", "", "linux/amd64 linux/arm64"},
-		{"linux/amd64", "of what?", "linux/amd64"},
-		{"all", "", ""},
-	} {
-		wanted, err := ParsePlatforms(c.wanted)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if got := strings.Join(wanted.Lacking(strings.Fields(c.available)), " "); got != c.want {
-			t.Errorf("of %s, %q lacks %q, want %q", c.wanted, c.available, got, c.want)
-		}
-	}
-}
-
-func TestPlatforms(t *testing.T) {
-	for text, want := range map[string]string{
-		"all":                       "all",
-		"linux/amd64":               "linux/amd64",
-		"linux/x86_64,linux/amd64":  "linux/amd64",
-		"linux/arm/v7, linux/arm64": "linux/arm/v7,linux/arm64",
-	} {
-		if got, err := ParsePlatforms(text); err != nil || got.String() != want {
-			t.Errorf("%q: %q, %v; want %q", text, got, err, want)
-		}
-	}
-	for _, text := range []string{"", "amd64", "linux/", "linux/amd64,", "a/b/c/d", "linux/amd 64"} {
-		if got, err := ParsePlatforms(text); err == nil || !strings.Contains(err.Error(), "platform ") {
-			t.Errorf("%q: %q, %v", text, got, err)
-		}
-	}
-	index := ocispec.Index{}
-	for _, name := range []string{"linux/amd64", "linux/arm/v6", "linux/arm/v7", "linux/arm64"} {
-		p, err := ParsePlatforms(name)
-		if err != nil {
-			t.Fatal(err)
-		}
-		index.Manifests = append(index.Manifests, ocispec.Descriptor{Digest: digest.FromString(name), Platform: &p[0]})
-	}
-	index.Manifests = append(index.Manifests, ocispec.Descriptor{
-		Digest: "about amd64", Platform: &ocispec.Platform{OS: "unknown", Architecture: "unknown"},
-		Annotations: map[string]string{annotationReference: digest.FromString("linux/amd64").String()},
-	})
-	for text, want := range map[string][]digest.Digest{
-		"linux/arm/v8":            {digest.FromString("linux/arm/v7")},
-		"linux/arm/v7":            {digest.FromString("linux/arm/v7")},
-		"linux/arm/v6":            {digest.FromString("linux/arm/v6")},
-		"linux/arm64":             {digest.FromString("linux/arm64")},
-		"linux/amd64":             {digest.FromString("linux/amd64")},
-		"linux/amd64,linux/arm64": {digest.FromString("linux/amd64"), digest.FromString("linux/arm64"), "about amd64"},
-	} {
-		p, err := ParsePlatforms(text)
-		if err != nil {
-			t.Fatal(err)
-		}
-		selectManifests, err := p.selectManifests(index)
-		var got []digest.Digest
-		for _, m := range selectManifests {
-			got = append(got, m.Digest)
-		}
-		if err != nil || !slices.Equal(got, want) {
-			t.Errorf("%s: %v, %v; want %v", text, got, err, want)
-		}
-	}
+	server.Get(t, "team/mirror/a/b/manifests/1")
 }
 
 // TestBlobOf2GiB copies a blob of that size from one registry to another through a layout.
@@ -627,7 +551,7 @@ func TestBlobOf2GiB(t *testing.T) {
 		t.Fatal(err)
 	}
 	hash := digest.SHA256.Digester()
-	chunk := noise(5, 4<<20)
+	chunk := imagestest.Noise(5, 4<<20)
 	for i := range size / len(chunk) {
 		copy(chunk, fmt.Sprintf("%020d", i))
 		if _, err := io.MultiWriter(f, hash.Hash()).Write(chunk); err != nil {
@@ -637,29 +561,25 @@ func TestBlobOf2GiB(t *testing.T) {
 	if err := f.Close(); err != nil {
 		t.Fatal(err)
 	}
-	store := &Store{}
+	store := &graph.Store{}
 	large := ocispec.Descriptor{MediaType: ocispec.MediaTypeImageLayer, Digest: hash.Digest(), Size: size}
-	store.add(large.Digest, blob.Blob{Size: size, Open: func() (io.ReadCloser, error) { return os.Open(path) }})
-	config := store.mustAddJSON(t, ocispec.MediaTypeImageConfig, ocispec.Image{})
-	manifest := store.mustAddJSON(t, ocispec.MediaTypeImageManifest, ocispec.Manifest{
+	store.Put(large.Digest, blob.Blob{Size: size, Open: func() (io.ReadCloser, error) { return os.Open(path) }})
+	config := imagestest.AddJSON(t, store, ocispec.MediaTypeImageConfig, ocispec.Image{})
+	manifest := imagestest.AddJSON(t, store, ocispec.MediaTypeImageManifest, ocispec.Manifest{
 		Versioned: specs.Versioned{SchemaVersion: 2}, MediaType: ocispec.MediaTypeImageManifest, Config: config,
 		Layers: []ocispec.Descriptor{large},
 	})
 	from := newOrigin(t)
-	refs := from.fill(t, store, Image{Reference: "large:1", Descriptor: manifest})
+	refs := from.fill(t, store, graph.Image{Reference: "large:1", Descriptor: manifest})
 	if err := os.Remove(path); err != nil {
 		t.Fatal(err)
 	}
-	layout, err := OpenLayout(filepath.Join(t.TempDir(), "layout"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer layout.Close()
-	items := from.resolve(t, func(o *ResolveOptions) { o.Store = layout.Store() }, refs...)
-	mustPull(t, items, layout, Options{})
-	again := mustItems(t, mustOpen(t, layout.store.Dir()), "")
+	dir := filepath.Join(t.TempDir(), "layout")
+	items := from.resolve(t, func(o *source.ResolveOptions) { o.Store = nil }, refs...)
+	pullToLayout(t, dir, items, Options{})
+	again := mustItems(t, mustOpen(t, dir), "")
 	to := newOrigin(t)
-	results := mustPush(t, again, to.client(t, nil), Options{})
+	results := mustPush(t, again, to.NewClient(t, nil), Options{})
 	t.Logf("%+v", results[0])
 	response, err := to.Client().Get(to.URL + "/v2/library/large/blobs/" + large.Digest.String())
 	if err != nil {
@@ -675,9 +595,9 @@ func TestBlobOf2GiB(t *testing.T) {
 // A copy within a registry mounts the blobs from the source repository.
 func TestCopyWithinARegistryMounts(t *testing.T) {
 	o := newOrigin(t)
-	store := &Store{}
-	refs := o.fill(t, store, testImage(t, store, "a/b:1", 100_000, "amd64"))
-	results := mustPush(t, o.resolve(t, nil, refs...), o.client(t, nil), Options{Prefix: "mirror"})
+	store := &graph.Store{}
+	refs := o.fill(t, store, imagestest.Index(t, store, "a/b:1", 100_000, "amd64"))
+	results := mustPush(t, o.resolve(t, nil, refs...), o.NewClient(t, nil), Options{Prefix: "mirror"})
 	if r := results[0]; r.BlobsMounted != 3 || r.BytesReceived > 0 {
 		t.Errorf("%+v, want two layers and the configuration mounted", r)
 	}
@@ -687,11 +607,11 @@ func TestCopyWithinARegistryMounts(t *testing.T) {
 // and it counts as one image.
 func TestPullLeavesTheTagsOfOtherTools(t *testing.T) {
 	o := newOrigin(t)
-	store := &Store{}
-	image := testImage(t, store, "a/b:1", 1000, "amd64")
+	store := &graph.Store{}
+	image := imagestest.Index(t, store, "a/b:1", 1000, "amd64")
 	refs := o.fill(t, store, image)
-	tagged := annotated(image, map[string]string{ocispec.AnnotationRefName: "v1"})
-	dir := writeLayout(t, layoutFiles(t, store, tagged))
+	tagged := imagestest.Annotated(image, map[string]string{ocispec.AnnotationRefName: "v1"})
+	dir := imagestest.WriteLayout(t, imagestest.Layout(t, store, tagged))
 	pullToLayout(t, dir, o.resolve(t, nil, refs...), Options{})
 	raw := read(t, filepath.Join(dir, ocispec.ImageIndexFile))
 	var index ocispec.Index

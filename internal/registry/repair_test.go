@@ -22,6 +22,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/validate"
 
 	"github.com/zarf-dev/zarf-registry/internal/images"
+	"github.com/zarf-dev/zarf-registry/internal/images/source"
 	"github.com/zarf-dev/zarf-registry/internal/net/tlsfiles/tlsfilestest"
 	"github.com/zarf-dev/zarf-registry/test/registrytest"
 )
@@ -134,7 +135,7 @@ func (p pushedIndex) check(t *testing.T, reg *registrytest.Registry) error {
 // clients push an image, as init-hook, crane and skopeo do.
 var clients = map[string]func(*testing.T, pushedIndex, *registrytest.Registry) error{
 	"images push": func(t *testing.T, p pushedIndex, reg *registrytest.Registry) error {
-		source, err := images.Open(t.Context(), p.dir)
+		source, err := source.Open(t.Context(), p.dir)
 		if err != nil {
 			return err
 		}

@@ -28,7 +28,8 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 	"golang.org/x/crypto/bcrypt"
 
-	"github.com/zarf-dev/zarf-registry/internal/images"
+	"github.com/zarf-dev/zarf-registry/internal/images/build"
+	"github.com/zarf-dev/zarf-registry/internal/images/source"
 	"github.com/zarf-dev/zarf-registry/internal/net/freeport"
 	"github.com/zarf-dev/zarf-registry/internal/net/tlsfiles/tlsfilestest"
 	"github.com/zarf-dev/zarf-registry/internal/payload/embedded"
@@ -107,7 +108,7 @@ func TestPull(t *testing.T) {
 	repository, tag, _ := strings.Cut(name, ":")
 	base := "http://" + address + "/v2/" + repository
 	index := get[ocispec.Index](t, base+"/manifests/"+tag, pushed.Digest)
-	if len(index.Manifests) != len(images.Architectures) {
+	if len(index.Manifests) != len(build.Architectures) {
 		t.Fatalf("%d manifests", len(index.Manifests))
 	}
 	for _, desc := range index.Manifests {
@@ -132,7 +133,7 @@ func TestPull(t *testing.T) {
 	if pulled.Digest != pushed.Digest {
 		t.Errorf("pulled %s, pushed %s", pulled.Digest, pushed.Digest)
 	}
-	source, err := images.Open(t.Context(), layout) // reads and verifies all manifests
+	source, err := source.Open(t.Context(), layout) // reads and verifies all manifests
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -278,7 +279,7 @@ func archiveOf(program string) string { return filepath.Join("../../dist/images"
 // released returns the program of an image that make images has built.
 func released(t *testing.T, program string) []byte {
 	t.Helper()
-	source, err := images.Open(t.Context(), archiveOf(program))
+	source, err := source.Open(t.Context(), archiveOf(program))
 	if err != nil {
 		t.Fatalf("%v: run make images", err)
 	}
@@ -318,7 +319,7 @@ func released(t *testing.T, program string) []byte {
 }
 
 // blob returns a JSON blob of a source.
-func blob[T any](t *testing.T, source *images.Source, desc ocispec.Descriptor) (value T) {
+func blob[T any](t *testing.T, source *source.Source, desc ocispec.Descriptor) (value T) {
 	t.Helper()
 	content, err := source.Fetch(t.Context(), desc)
 	if err != nil {

@@ -22,7 +22,8 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	sigsyaml "sigs.k8s.io/yaml"
 
-	"github.com/zarf-dev/zarf-registry/internal/images"
+	"github.com/zarf-dev/zarf-registry/internal/images/build"
+	"github.com/zarf-dev/zarf-registry/internal/images/graph"
 	"github.com/zarf-dev/zarf-registry/internal/release/state"
 )
 
@@ -191,13 +192,13 @@ func (f *flux) prepare(t *testing.T) (password string) {
 func (f *flux) start(t *testing.T) {
 	t.Helper()
 	const name = "fluxcd/source-controller"
-	layer, err := images.FileLayer("source-controller", f.program)
+	layer, err := build.FileLayer("source-controller", f.program)
 	if err != nil {
 		t.Fatal(err)
 	}
-	store := &images.Store{}
-	image, err := store.Build(images.Spec{Reference: "ghcr.io/" + name + ":" + fluxVersion,
-		Entrypoint: []string{"/source-controller"}}, images.Variant{Architecture: "amd64", Layers: []images.Layer{layer}})
+	store := &graph.Store{}
+	image, err := build.Image(store, build.Spec{Reference: "ghcr.io/" + name + ":" + fluxVersion,
+		Entrypoint: []string{"/source-controller"}}, build.Variant{Architecture: "amd64", Layers: []build.Layer{layer}})
 	if err != nil {
 		t.Fatal(err)
 	}

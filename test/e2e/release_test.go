@@ -21,6 +21,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/zarf-dev/zarf-registry/internal/images"
+	"github.com/zarf-dev/zarf-registry/internal/images/build"
+	"github.com/zarf-dev/zarf-registry/internal/images/graph"
 	"github.com/zarf-dev/zarf-registry/internal/release/state"
 )
 
@@ -197,19 +199,19 @@ func makeTinyArchive(t *testing.T, image string, n int) string {
 func writeArchive(t *testing.T, files map[string][]byte) string {
 	t.Helper()
 	dir := t.TempDir()
-	store := &images.Store{}
-	var list []images.Image
+	store := &graph.Store{}
+	var list []graph.Image
 	for reference, content := range files {
 		file := filepath.Join(dir, fmt.Sprint(len(list)))
 		if err := os.WriteFile(file, content, 0o755); err != nil {
 			t.Fatal(err)
 		}
-		layer, err := images.FileLayer("tool", file)
+		layer, err := build.FileLayer("tool", file)
 		if err != nil {
 			t.Fatal(err)
 		}
-		image, err := store.Build(images.Spec{Reference: reference, Entrypoint: []string{"/tool"}},
-			images.Variant{Architecture: "amd64", Layers: []images.Layer{layer}})
+		image, err := build.Image(store, build.Spec{Reference: reference, Entrypoint: []string{"/tool"}},
+			build.Variant{Architecture: "amd64", Layers: []build.Layer{layer}})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -219,7 +221,7 @@ func writeArchive(t *testing.T, files map[string][]byte) string {
 }
 
 // writeImages writes an OCI archive of images.
-func writeImages(t *testing.T, store *images.Store, list ...images.Image) string {
+func writeImages(t *testing.T, store *graph.Store, list ...graph.Image) string {
 	t.Helper()
 	archive := filepath.Join(t.TempDir(), "image.tar")
 	if err := images.WriteArchive(t.Context(), archive, store, list...); err != nil {

@@ -15,7 +15,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/zarf-dev/zarf-registry/internal/images"
+	"github.com/zarf-dev/zarf-registry/internal/images/build"
+	"github.com/zarf-dev/zarf-registry/internal/images/graph"
 )
 
 // zarfVersion is the version of testcluster's tool zarf.
@@ -94,13 +95,13 @@ func (z *zarf) agentSource() string {
 func (z *zarf) agentImage(t *testing.T) []string {
 	t.Helper()
 	const name = "zarf-dev/zarf/agent"
-	layer, err := images.FileLayer("zarf", z.program)
+	layer, err := build.FileLayer("zarf", z.program)
 	if err != nil {
 		t.Fatal(err)
 	}
-	store := &images.Store{}
-	image, err := store.Build(images.Spec{Reference: "ghcr.io/" + name + ":" + zarfVersion,
-		Entrypoint: []string{"/zarf", "internal", "agent"}}, images.Variant{Architecture: "amd64", Layers: []images.Layer{layer}})
+	store := &graph.Store{}
+	image, err := build.Image(store, build.Spec{Reference: "ghcr.io/" + name + ":" + zarfVersion,
+		Entrypoint: []string{"/zarf", "internal", "agent"}}, build.Variant{Architecture: "amd64", Layers: []build.Layer{layer}})
 	if err != nil {
 		t.Fatal(err)
 	}

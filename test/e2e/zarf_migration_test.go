@@ -16,7 +16,8 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/zarf-dev/zarf-registry/internal/images"
+	"github.com/zarf-dev/zarf-registry/internal/images/build"
+	"github.com/zarf-dev/zarf-registry/internal/images/graph"
 	"github.com/zarf-dev/zarf-registry/internal/release/state"
 )
 
@@ -210,12 +211,12 @@ func distributionArchive(t *testing.T, reference string) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	layer, err := images.FileLayer("bin/registry", program)
+	layer, err := build.FileLayer("bin/registry", program)
 	if err != nil {
 		t.Fatal(err)
 	}
-	store := &images.Store{}
-	image, err := store.Build(images.Spec{Reference: reference}, images.Variant{Architecture: "amd64", Layers: []images.Layer{layer}})
+	store := &graph.Store{}
+	image, err := build.Image(store, build.Spec{Reference: reference}, build.Variant{Architecture: "amd64", Layers: []build.Layer{layer}})
 	if err != nil {
 		t.Fatal(err)
 	}

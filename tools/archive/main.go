@@ -12,6 +12,8 @@ import (
 	"runtime"
 
 	"github.com/zarf-dev/zarf-registry/internal/images"
+	"github.com/zarf-dev/zarf-registry/internal/images/build"
+	"github.com/zarf-dev/zarf-registry/internal/images/graph"
 )
 
 func main() {
@@ -30,13 +32,13 @@ func run() (err error) {
 	}
 	program := flag.Arg(0)
 	name := filepath.Base(program)
-	layer, err := images.FileLayer(name, program)
+	layer, err := build.FileLayer(name, program)
 	if err != nil {
 		return err
 	}
-	store := &images.Store{}
-	image, err := store.Build(images.Spec{Reference: *reference, Entrypoint: []string{"/" + name}},
-		images.Variant{Architecture: runtime.GOARCH, Layers: []images.Layer{layer}})
+	store := &graph.Store{}
+	image, err := build.Image(store, build.Spec{Reference: *reference, Entrypoint: []string{"/" + name}},
+		build.Variant{Architecture: runtime.GOARCH, Layers: []build.Layer{layer}})
 	if err != nil {
 		return err
 	}

@@ -21,6 +21,8 @@ import (
 
 	"github.com/zarf-dev/zarf-registry/internal/api/space"
 	"github.com/zarf-dev/zarf-registry/internal/images"
+	"github.com/zarf-dev/zarf-registry/internal/images/build"
+	"github.com/zarf-dev/zarf-registry/internal/images/graph"
 	"github.com/zarf-dev/zarf-registry/internal/images/name"
 	"github.com/zarf-dev/zarf-registry/tools/program"
 )
@@ -43,13 +45,13 @@ func run(ctx context.Context) error {
 	payload := flag.String("payload", "internal/payload/embedded/dist", "folder with the payload")
 	work := flag.String("work", "bin/images", "folder to write the programs to")
 	digests := flag.String("digests", "charts/zarf-registry/files/init-hook.json", "file to write the digests to")
-	list := flag.String("architectures", strings.Join(images.Architectures, ","), "architectures to build for")
+	list := flag.String("architectures", strings.Join(build.Architectures, ","), "architectures to build for")
 	flag.Parse()
 	architectures := strings.Split(*list, ",")
 	if flag.NArg() > 0 {
 		return fmt.Errorf("unexpected argument %q", flag.Arg(0))
 	}
-	if _, _, err := name.Repository(images.NewSpec(*registry, initHook, *version).Reference); err != nil {
+	if _, _, err := name.Repository(build.NewSpec(*registry, initHook, *version).Reference); err != nil {
 		return err
 	}
 	for _, dir := range []string{*output, *work} {
@@ -77,7 +79,7 @@ func run(ctx context.Context) error {
 func writeDigests(payload fs.FS, file, work, version, index string, architectures []string) error {
 	digests := map[string]string{"index": index}
 	for _, arch := range architectures {
-		_, image, err := images.SelfImage(payload, filepath.Join(work, initHook+"-"+arch), arch, "docker.io/zarf-registry",
+		_, image, err := build.SelfImage(payload, filepath.Join(work, initHook+"-"+arch), arch, "docker.io/zarf-registry",
 			initHook, version)
 		if err != nil {
 			return err
@@ -95,24 +97,24 @@ func writeDigests(payload fs.FS, file, work, version, index string, architecture
 // index.
 func write(ctx context.Context, out io.Writer, work, payload fs.FS, registry, version, output string,
 	architectures []string) (string, error) {
-	licenses, err := images.GzipLayer(payload, images.LicensesFile)
+	licenses, err := build.GzipLayer(payload, build.LicensesFile)
 	if err != nil {
 		return "", fmt.Errorf("%w (make payload writes it)", err)
 	}
-	var variants []images.Variant
+	var variants []build.Variant
 	for _, arch := range architectures {
-		layer, err := images.GzipLayer(work, initHook+"-"+arch+".tar.gz")
+		layer, err := build.GzipLayer(work, initHook+"-"+arch+".tar.gz")
 		if err != nil {
 			return "", fmt.Errorf("image of %s for %s: %w", initHook, arch, err)
 		}
-		variants = append(variants, images.Variant{Architecture: arch, Layers: []images.Layer{layer, licenses}})
+		variants = append(variants, build.Variant{Architecture: arch, Layers: []build.Layer{layer, licenses}})
 	}
-	store := &images.Store{}
-	hook, err := store.Build(images.NewSpec(registry, initHook, version), variants...)
+	store := &graph.Store{}
+	hook, err := build.Image(store, build.NewSpec(registry, initHook, version), variants...)
 	if err != nil {
 		return "", err
 	}
-	programs, list, err := images.ProgramImages(payload, registry, version)
+	programs, list, err := build.ProgramImages(payload, registry, version)
 	if err != nil {
 		return "", fmt.Errorf("%w (make payload builds the programs)", err)
 	}
@@ -120,14 +122,14 @@ func write(ctx context.Context, out io.Writer, work, payload fs.FS, registry, ve
 		return "", err
 	}
 	for i, image := range list {
-		if err := writeArchive(ctx, out, programs, image, filepath.Join(output, images.ProgramNames[i]+".tar")); err != nil {
+		if err := writeArchive(ctx, out, programs, image, filepath.Join(output, build.ProgramNames[i]+".tar")); err != nil {
 			return "", err
 		}
 	}
 	return hook.Descriptor.Digest.String(), nil
 }
 
-func writeArchive(ctx context.Context, out io.Writer, store *images.Store, image images.Image, name string) error {
+func writeArchive(ctx context.Context, out io.Writer, store *graph.Store, image graph.Image, name string) error {
 	if err := images.WriteArchive(ctx, name, store, image); err != nil {
 		return err
 	}

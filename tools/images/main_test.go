@@ -8,7 +8,8 @@ import (
 	"testing"
 	"testing/fstest"
 
-	"github.com/zarf-dev/zarf-registry/internal/images"
+	"github.com/zarf-dev/zarf-registry/internal/images/build"
+	"github.com/zarf-dev/zarf-registry/internal/images/source"
 	"github.com/zarf-dev/zarf-registry/internal/payload/injector"
 )
 
@@ -17,7 +18,7 @@ func layers(t *testing.T, names ...string) fstest.MapFS {
 	t.Helper()
 	files := fstest.MapFS{}
 	for _, name := range names {
-		for _, arch := range images.Architectures {
+		for _, arch := range build.Architectures {
 			layer, err := injector.BuildLayer(name, []byte(name+" for "+arch))
 			if err != nil {
 				t.Fatal(err)
@@ -29,24 +30,24 @@ func layers(t *testing.T, names ...string) fstest.MapFS {
 	if err != nil {
 		t.Fatal(err)
 	}
-	files[images.LicensesFile] = &fstest.MapFile{Data: licenses}
+	files[build.LicensesFile] = &fstest.MapFile{Data: licenses}
 	return files
 }
 
 func TestArchives(t *testing.T) {
 	const registry, version = "ghcr.io/zarf-dev/zarf-registry", "1.2.3"
-	payload := layers(t, images.ProgramNames...)
+	payload := layers(t, build.ProgramNames...)
 	one, two := t.TempDir(), t.TempDir()
 	var out bytes.Buffer
 	var index string
 	for _, dir := range []string{one, two} {
 		var err error
-		index, err = write(t.Context(), &out, layers(t, initHook), payload, registry, version, dir, images.Architectures)
+		index, err = write(t.Context(), &out, layers(t, initHook), payload, registry, version, dir, build.Architectures)
 		if err != nil {
 			t.Fatal(err)
 		}
 	}
-	for _, name := range append([]string{initHook}, images.ProgramNames...) {
+	for _, name := range append([]string{initHook}, build.ProgramNames...) {
 		file := filepath.Join(one, name+".tar")
 		first, err := os.ReadFile(file)
 		if err != nil {
@@ -59,7 +60,7 @@ func TestArchives(t *testing.T) {
 		if !bytes.Equal(first, second) {
 			t.Errorf("%s: two archives of the same programs differ", name)
 		}
-		src, err := images.Open(t.Context(), file)
+		src, err := source.Open(t.Context(), file)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -85,7 +86,7 @@ func TestArchives(t *testing.T) {
 	}
 
 	delete(payload, "probe-arm64.tar.gz")
-	_, err = write(t.Context(), &out, layers(t, initHook), payload, registry, version, one, images.Architectures)
+	_, err = write(t.Context(), &out, layers(t, initHook), payload, registry, version, one, build.Architectures)
 	if err == nil || !strings.Contains(err.Error(), "image of probe for arm64") ||
 		!strings.Contains(err.Error(), "make payload") {
 		t.Errorf("error without a part of the payload: %v", err)

@@ -24,7 +24,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/zarf-dev/zarf-registry/internal/api/space"
-	"github.com/zarf-dev/zarf-registry/internal/images"
+	"github.com/zarf-dev/zarf-registry/internal/images/build"
 	"github.com/zarf-dev/zarf-registry/internal/payload/injector"
 	"github.com/zarf-dev/zarf-registry/tools/program"
 )
@@ -42,7 +42,7 @@ func run(ctx context.Context) error {
 	output := flag.String("output", "internal/payload/embedded/dist", "folder to write the payload to")
 	digests := flag.String("digests", "charts/zarf-registry/files/programs.json", "file to write the digests to")
 	work := flag.String("work", "bin/payload", "folder to write the programs to")
-	list := flag.String("architectures", strings.Join(images.Architectures, ","), "architectures to build for")
+	list := flag.String("architectures", strings.Join(build.Architectures, ","), "architectures to build for")
 	flag.Parse()
 	architectures := strings.Split(*list, ",")
 	if flag.NArg() > 0 {
@@ -67,7 +67,7 @@ func run(ctx context.Context) error {
 	var layers errgroup.Group
 	layers.SetLimit(runtime.NumCPU())
 	for _, arch := range architectures {
-		for _, name := range images.ProgramNames {
+		for _, name := range build.ProgramNames {
 			layers.Go(func() error {
 				file := filepath.Join(*work, name+"-"+arch)
 				return program.Layer(name, file, file+".tar.gz")
@@ -96,7 +96,7 @@ func writeLicenses(ctx context.Context, work string) error {
 	if err != nil {
 		return err
 	}
-	return program.WriteFile(filepath.Join(work, images.LicensesFile), layer)
+	return program.WriteFile(filepath.Join(work, build.LicensesFile), layer)
 }
 
 // buildLoader builds the C programs with the loader's Makefile.
@@ -136,7 +136,7 @@ func finish(work, output, digestFile string, architectures []string) error {
 		kept = append(kept, name)
 		return content, program.WriteFile(filepath.Join(output, name), content)
 	}
-	if _, err := take(images.LicensesFile); err != nil {
+	if _, err := take(build.LicensesFile); err != nil {
 		return err
 	}
 	digests, contents := map[string]string{}, map[string]injector.Inflated{}
@@ -147,7 +147,7 @@ func finish(work, output, digestFile string, architectures []string) error {
 			return err
 		}
 		fmt.Printf("%-28s %s\n", loaderName, space.FormatBytes(int64(len(loader))))
-		for _, name := range images.ProgramNames {
+		for _, name := range build.ProgramNames {
 			layerName := name + "-" + arch + ".tar.gz"
 			layer, err := take(layerName)
 			if err != nil {

@@ -23,7 +23,8 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/zarf-dev/zarf-registry/internal/images"
+	"github.com/zarf-dev/zarf-registry/internal/images/build"
+	imagesource "github.com/zarf-dev/zarf-registry/internal/images/source"
 	"github.com/zarf-dev/zarf-registry/tools/program"
 )
 
@@ -179,7 +180,7 @@ func (r release) make(ctx context.Context, out io.Writer) (err error) {
 			return err
 		}
 	}
-	for _, name := range append([]string{initHook}, images.ProgramNames...) {
+	for _, name := range append([]string{initHook}, build.ProgramNames...) {
 		archive := filepath.Join(r.archives, name+".tar")
 		if err := r.checkImage(ctx, name, archive); err != nil {
 			return err
@@ -189,7 +190,7 @@ func (r release) make(ctx context.Context, out io.Writer) (err error) {
 		}
 	}
 	for _, name := range program.Injected {
-		for _, arch := range images.Architectures {
+		for _, arch := range build.Architectures {
 			file := name + "-linux-" + arch + suffixSBOM
 			if err := r.writeSBOM(ctx, filepath.Join(r.embedded, name+"-"+arch), filepath.Join(work, file)); err != nil {
 				return err
@@ -217,14 +218,14 @@ type workstation struct {
 
 // workstations returns the programs for workstations.
 func (r release) workstations() (all []workstation) {
-	for _, arch := range images.Architectures {
+	for _, arch := range build.Architectures {
 		all = append(all, workstation{"linux/" + arch, filepath.Join(r.programs, initHook+"-"+arch),
 			workstationProgram + "-linux-" + arch})
 	}
 	if !r.darwin {
 		return all
 	}
-	for _, arch := range images.Architectures {
+	for _, arch := range build.Architectures {
 		all = append(all, workstation{"darwin/" + arch, filepath.Join(r.programs, initHook+"-darwin-"+arch),
 			workstationProgram + "-darwin-" + arch})
 	}
@@ -247,7 +248,7 @@ func copyFile(from, to string, mode os.FileMode) (err error) {
 
 // checkImage checks that an archive holds the image that its name says.
 func (r release) checkImage(ctx context.Context, name, archive string) (err error) {
-	src, err := images.Open(ctx, archive)
+	src, err := imagesource.Open(ctx, archive)
 	if err != nil {
 		return fmt.Errorf("%w (make images builds it)", err)
 	}
@@ -256,7 +257,7 @@ func (r release) checkImage(ctx context.Context, name, archive string) (err erro
 	if err := errors.Join(err, src.Incomplete()); err != nil {
 		return err
 	}
-	if want := images.NewSpec(r.registry, name, r.version).Reference; len(items) != 1 || items[0].Reference != want {
+	if want := build.NewSpec(r.registry, name, r.version).Reference; len(items) != 1 || items[0].Reference != want {
 		return fmt.Errorf("%s does not hold %s: run make images again with the same VERSION and REGISTRY", archive, want)
 	}
 	return nil

@@ -22,6 +22,8 @@ import (
 	"helm.sh/helm/v3/pkg/chart/loader"
 
 	"github.com/zarf-dev/zarf-registry/internal/images"
+	"github.com/zarf-dev/zarf-registry/internal/images/build"
+	"github.com/zarf-dev/zarf-registry/internal/images/graph"
 	"github.com/zarf-dev/zarf-registry/internal/payload/injector"
 	"github.com/zarf-dev/zarf-registry/tools/program"
 )
@@ -64,27 +66,27 @@ func built(t *testing.T) release {
 		t.Fatal(err)
 	}
 	programs := map[string][]byte{}
-	build := func(platform, file string) {
+	compile := func(platform, file string) {
 		// A program with dependencies, like the real ones.
 		if err := program.Build(t.Context(), "github.com/zarf-dev/zarf-registry/tools/release/testdata/program", platform,
 			version, file); err != nil {
 			t.Fatal(err)
 		}
 	}
-	for _, arch := range images.Architectures {
+	for _, arch := range build.Architectures {
 		file := filepath.Join(dir, arch)
-		build("linux/"+arch, file)
-		build("darwin/"+arch, filepath.Join(r.programs, initHook+"-darwin-"+arch))
+		compile("linux/"+arch, file)
+		compile("darwin/"+arch, filepath.Join(r.programs, initHook+"-darwin-"+arch))
 		content, err := os.ReadFile(file)
 		if err != nil {
 			t.Fatal(err)
 		}
 		programs[arch] = content
 	}
-	for _, name := range append([]string{initHook}, images.ProgramNames...) {
-		store := &images.Store{}
-		var variants []images.Variant
-		for _, arch := range images.Architectures {
+	for _, name := range append([]string{initHook}, build.ProgramNames...) {
+		store := &graph.Store{}
+		var variants []build.Variant
+		for _, arch := range build.Architectures {
 			file := name + "-" + arch
 			folder := r.embedded
 			if name == initHook {
@@ -102,16 +104,16 @@ func built(t *testing.T) release {
 			if err := os.WriteFile(packed, layer, 0o644); err != nil {
 				t.Fatal(err)
 			}
-			l, err := images.GzipLayer(os.DirFS(r.archives), file+".tar.gz")
+			l, err := build.GzipLayer(os.DirFS(r.archives), file+".tar.gz")
 			if err != nil {
 				t.Fatal(err)
 			}
-			variants = append(variants, images.Variant{Architecture: arch, Layers: []images.Layer{l}})
+			variants = append(variants, build.Variant{Architecture: arch, Layers: []build.Layer{l}})
 			if err := os.WriteFile(filepath.Join(r.embedded, "loader-"+arch), []byte("in C"), 0o755); err != nil {
 				t.Fatal(err)
 			}
 		}
-		image, err := store.Build(images.NewSpec(r.registry, name, r.version), variants...)
+		image, err := build.Image(store, build.NewSpec(r.registry, name, r.version), variants...)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -22,6 +22,8 @@ import (
 
 	"github.com/zarf-dev/zarf-registry/internal/cluster"
 	"github.com/zarf-dev/zarf-registry/internal/images"
+	"github.com/zarf-dev/zarf-registry/internal/images/build"
+	"github.com/zarf-dev/zarf-registry/internal/images/graph"
 	"github.com/zarf-dev/zarf-registry/internal/images/remote"
 	"github.com/zarf-dev/zarf-registry/internal/payload/embedded"
 	"github.com/zarf-dev/zarf-registry/internal/payload/injector"
@@ -64,7 +66,7 @@ type Registry struct {
 	// own is init-hook's own image, and ownImage its content. If it is nil, missing says why. They are used
 	// only for pushing.
 	own      *state.HookImage
-	ownImage images.Item
+	ownImage graph.Item
 	missing  string
 }
 
@@ -103,12 +105,12 @@ func New(ctx context.Context, s settings.Settings, config *rest.Config, client k
 
 // setOwn makes an image of this program's file.
 func (r *Registry) setOwn(executable string) error {
-	source, image, err := images.SelfImage(embedded.Layers(), executable, runtime.GOARCH, pushedHost+imagesBelow,
+	source, image, err := build.SelfImage(embedded.Layers(), executable, runtime.GOARCH, pushedHost+imagesBelow,
 		"init-hook", version.Version)
 	if err != nil {
 		return err
 	}
-	r.ownImage = images.Item{Image: image, Content: source}
+	r.ownImage = graph.Item{Image: image, Content: source}
 	r.own = &state.HookImage{
 		Reference:    strings.TrimPrefix(image.Reference, pushedHost) + "@" + image.Descriptor.Digest.String(),
 		Architecture: runtime.GOARCH,
@@ -133,7 +135,7 @@ func unfit(executable string, architectures []string) string {
 	if slices.ContainsFunc(file.Progs, func(p *elf.Prog) bool { return p.Type == elf.PT_INTERP }) {
 		return "this program is linked dynamically (built without CGO_ENABLED=0)"
 	}
-	if _, err := fs.Stat(embedded.Layers(), images.LicensesFile); err != nil {
+	if _, err := fs.Stat(embedded.Layers(), build.LicensesFile); err != nil {
 		return "this program was built without make payload: " + err.Error()
 	}
 	return ""
@@ -174,9 +176,7 @@ func (r *Registry) PushProgramImages(ctx context.Context, access release.PushAcc
 	if err != nil {
 		return nil, err
 	}
-
-	// Images have few blobs: two images in parallel keep the connection busy.
-	_, err = images.Push(ctx, list, registry, images.Options{ImageConcurrency: 2, Done: func(result images.Result) {
+	_, err = images.Push(ctx, list, registry, images.Options{Done: func(result images.Result) {
 		r.log.Info("image pushed", "image", strings.TrimPrefix(result.Reference, registry.Host()+"/"),
 			"digest", result.Digest.String(), "sent", result.BytesSent, "skipped", result.BytesSkipped, "took",
 			result.Duration.Round(time.Millisecond).String())
@@ -192,21 +192,21 @@ func (r *Registry) PushProgramImages(ctx context.Context, access release.PushAcc
 }
 
 // images returns the images that PushProgramImages pushes.
-func (r *Registry) images() ([]images.Item, error) {
-	carried, list, err := images.ProgramImages(embedded.Layers(), pushedHost+imagesBelow, version.Version)
+func (r *Registry) images() ([]graph.Item, error) {
+	carried, list, err := build.ProgramImages(embedded.Layers(), pushedHost+imagesBelow, version.Version)
 	if err != nil {
 		return nil, err
 	}
-	var made []images.Item
+	var made []graph.Item
 	for _, image := range list {
 		if !strings.HasPrefix(image.Reference, pushedHost+imagesBelow+"/probe:") {
-			made = append(made, images.Item{Image: image, Content: carried})
+			made = append(made, graph.Item{Image: image, Content: carried})
 			continue
 		}
 		// One image under two names: the registry serves each of them in one mode only.
 		for _, mode := range []state.Mode{state.ModeProxy, state.ModeNodePort} {
 			image.Reference = pushedHost + probeTag(mode)
-			made = append(made, images.Item{Image: image, Content: carried})
+			made = append(made, graph.Item{Image: image, Content: carried})
 		}
 	}
 	if r.own != nil {

@@ -14,7 +14,7 @@ import (
 	"k8s.io/client-go/kubernetes/fake"
 	"k8s.io/client-go/rest"
 
-	"github.com/zarf-dev/zarf-registry/internal/images"
+	"github.com/zarf-dev/zarf-registry/internal/images/graph"
 	"github.com/zarf-dev/zarf-registry/internal/payload/embedded"
 	"github.com/zarf-dev/zarf-registry/internal/release/settings"
 	"github.com/zarf-dev/zarf-registry/internal/release/state"
@@ -62,7 +62,7 @@ func TestTheProbeHasANameForEachWay(t *testing.T) {
 	if list, err = r.images(); err != nil {
 		t.Fatal(err)
 	}
-	if !slices.ContainsFunc(list, func(i images.Item) bool {
+	if !slices.ContainsFunc(list, func(i graph.Item) bool {
 		return i.Reference == "docker.io/zarf-registry/init-hook:"+version.Version &&
 			r.own.Reference == "zarf-registry/init-hook:"+version.Version+"@"+i.Descriptor.Digest.String()
 	}) {

@@ -4,6 +4,7 @@ package blob
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -76,6 +77,22 @@ func MismatchError() error {
 // ShortError is the [*Error] about content that ends before its descriptor's size.
 func ShortError(missing int64) error {
 	return &Error{fmt.Errorf("ends %d bytes early: %w", missing, io.ErrUnexpectedEOF)}
+}
+
+// WithContext returns a reader that fails when ctx ends.
+func WithContext(ctx context.Context, r io.Reader) io.Reader { return contextReader{ctx, r} }
+
+type contextReader struct {
+	ctx context.Context
+	io.Reader
+}
+
+// Read implements [io.Reader].
+func (c contextReader) Read(p []byte) (int, error) {
+	if err := c.ctx.Err(); err != nil {
+		return 0, err
+	}
+	return c.Reader.Read(p)
 }
 
 // Verify returns a reader of desc.Size bytes of rc. If they do not match desc's digest, which must be valid, it fails

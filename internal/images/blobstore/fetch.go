@@ -64,14 +64,14 @@ func (s *Store) add(ctx context.Context, desc ocispec.Descriptor,
 		return 0, err
 	}
 	if _, err := os.Lstat(s.path(desc.Digest)); err == nil {
-		partial.discard() // a new file: another process has finished the download
+		discard(partial) // a new file: another process has finished the download
 		return 0, nil
 	}
 	return s.download(ctx, desc, partial, fetch)
 }
 
 // download completes a partial download and unlocks it.
-func (s *Store) download(ctx context.Context, desc ocispec.Descriptor, partial *lockedFile,
+func (s *Store) download(ctx context.Context, desc ocispec.Descriptor, partial *os.File,
 	fetch func(context.Context, int64) (io.ReadCloser, error)) (fetched int64, err error) {
 	defer func() {
 		var wrong *blob.Error
@@ -79,7 +79,7 @@ func (s *Store) download(ctx context.Context, desc ocispec.Descriptor, partial *
 		switch {
 		case errors.As(err, &wrong) && !errors.Is(err, io.ErrUnexpectedEOF), IsDiskFull(err), statErr == nil &&
 			info.Size() == 0:
-			partial.discard() // a complete blob has another name by now
+			discard(partial) // a complete blob has another name by now
 		default:
 			partial.Close()
 		}
@@ -95,7 +95,7 @@ func (s *Store) download(ctx context.Context, desc ocispec.Descriptor, partial *
 			if err != nil {
 				return fetched, err
 			}
-			n, err := s.copy(ctx, partial.File, hash, body, desc.Size-offset)
+			n, err := s.copy(ctx, partial, hash, body, desc.Size-offset)
 			body.Close()
 			fetched += n
 			if err != nil {
@@ -103,7 +103,7 @@ func (s *Store) download(ctx context.Context, desc ocispec.Descriptor, partial *
 			}
 		}
 		if digest.NewDigest(desc.Digest.Algorithm(), hash) == desc.Digest {
-			return fetched, s.place(partial.File, desc.Digest)
+			return fetched, s.place(partial, desc.Digest)
 		}
 		if offset == 0 {
 			return fetched, blob.MismatchError()
@@ -115,7 +115,7 @@ func (s *Store) download(ctx context.Context, desc ocispec.Descriptor, partial *
 }
 
 // resume hashes the partial download and returns its size.
-func (s *Store) resume(ctx context.Context, desc ocispec.Descriptor, partial *lockedFile,
+func (s *Store) resume(ctx context.Context, desc ocispec.Descriptor, partial *os.File,
 	hash hash.Hash) (int64, error) {
 	info, err := partial.Stat()
 	if err != nil {
@@ -137,10 +137,10 @@ func (s *Store) resume(ctx context.Context, desc ocispec.Descriptor, partial *lo
 // place moves a complete file from ingest to its final name.
 func (s *Store) place(f *os.File, d digest.Digest) error {
 	path := s.path(d)
-	// With nanoseconds, so that any later write changes the stamp.
+	// With nanoseconds, so that any later write changes the time.
 	now := time.Now()
 	_ = os.Chtimes(f.Name(), now, now)
-	err := s.locked(func() error {
+	err := s.locked(func(*os.File) error {
 		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 			return err
 		}
@@ -154,10 +154,9 @@ func (s *Store) place(f *os.File, d digest.Digest) error {
 	}
 	// Not earlier: a read-only partial download could not be resumed.
 	_ = f.Chmod(0o444) // some file systems have no modes
-	st, err := stampOfFile(f)
-	if err != nil {
-		return err
+	info, err := f.Stat()
+	if err == nil {
+		s.remember(d, info)
 	}
-	s.remember(d, st)
-	return nil
+	return err
 }

@@ -20,128 +20,108 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/oci"
 )
 
-// check verifies the digest's blob, marks it as used, and opens it. The caller has acquired the digest.
+// check opens the digest's blob, verifies it unless it is unchanged since this Store has done so, and marks it as used.
+// It removes a damaged one, so that the error is an [fs.ErrNotExist]. The caller has acquired the digest.
 func (s *Store) check(ctx context.Context, desc ocispec.Descriptor) (*os.File, error) {
-	f, st, err := s.verify(ctx, desc.Digest, true)
+	path := s.path(desc.Digest)
+	info, err := os.Lstat(path)
 	if err != nil {
 		return nil, err
 	}
-	s.touch(f, desc.Digest, st)
-	if _, err = f.Seek(0, io.SeekStart); err == nil && st.size != desc.Size {
-		err = blob.SizeError(st.size, desc)
+	if !info.Mode().IsRegular() {
+		return nil, s.removeDamaged(path, info, "it is not a regular file")
+	}
+	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NOFOLLOW, 0)
+	if errors.Is(err, fs.ErrPermission) {
+		return nil, s.removeDamaged(path, info, "it is not readable")
 	}
 	if err != nil {
+		return nil, err
+	}
+	if err := s.verify(ctx, f, desc); err != nil {
 		f.Close()
 		return nil, err
 	}
 	return f, nil
 }
 
-// verify opens the digest's file and hashes it, unless trust is set and it has not changed since. It
-// removes a damaged file. The caller has acquired the digest.
-func (s *Store) verify(ctx context.Context, d digest.Digest, trust bool) (*os.File, stamp, error) {
-	f, st, err := s.open(d)
+// verify is check for an open file.
+func (s *Store) verify(ctx context.Context, f *os.File, desc ocispec.Descriptor) error {
+	info, err := f.Stat() // before it is read, to notice concurrent changes
 	if err != nil {
-		return nil, stamp{}, err
+		return err
 	}
-	s.mu.Lock()
-	trust = trust && s.verified[d] == st
-	s.mu.Unlock()
-	if trust {
-		return f, st, nil
-	}
-	hash := d.Algorithm().Hash()
-	_, err = s.copy(ctx, nil, hash, f, st.size)
-	if err := ctx.Err(); err != nil {
-		f.Close()
-		return nil, stamp{}, err
-	}
-	if err != nil || digest.NewDigest(d.Algorithm(), hash) != d {
-		f.Close()
-		why := "its content does not match its digest"
-		if err != nil {
-			why = err.Error() // such as a bad block of the disk
+	if !unchanged(s.known(desc.Digest), info) {
+		hash := desc.Digest.Algorithm().Hash()
+		_, err := s.copy(ctx, nil, hash, f, info.Size())
+		switch {
+		case ctx.Err() != nil:
+			return ctx.Err()
+		case err != nil: // such as a bad block of the disk
+			return s.removeDamaged(f.Name(), info, err.Error())
+		case digest.NewDigest(desc.Digest.Algorithm(), hash) != desc.Digest:
+			return s.removeDamaged(f.Name(), info, "its content does not match its digest")
 		}
-		return nil, stamp{}, s.removeDamaged(d, st, why)
+		s.remember(desc.Digest, info)
 	}
-	s.mu.Lock()
-	s.verified[d] = st // the state before it was read, to notice concurrent changes
-	s.mu.Unlock()
-	return f, st, nil
+	s.touch(f, desc.Digest, info)
+	if info.Size() != desc.Size {
+		return blob.SizeError(info.Size(), desc)
+	}
+	_, err = f.Seek(0, io.SeekStart)
+	return err
 }
 
-// open opens the digest's file. A file that cannot be read is damaged.
-func (s *Store) open(d digest.Digest) (*os.File, stamp, error) {
-	path := s.path(d)
-	st, err := stampOf(path)
-	if err != nil {
-		return nil, stamp{}, err
-	}
-	if !st.regular {
-		return nil, stamp{}, s.removeDamaged(d, st, "it is not a regular file")
-	}
-	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NOFOLLOW, 0)
-	if errors.Is(err, fs.ErrPermission) {
-		return nil, stamp{}, s.removeDamaged(d, st, "it is not readable")
-	}
-	if err != nil {
-		return nil, stamp{}, err
-	}
-	if st, err = stampOfFile(f); err != nil {
-		f.Close()
-		return nil, stamp{}, err
-	}
-	return f, st, nil
+// unchanged reports whether both are of the same file with the same content.
+func unchanged(before, now fs.FileInfo) bool {
+	return before != nil && os.SameFile(before, now) && before.Size() == now.Size() &&
+		before.ModTime().Equal(now.ModTime())
 }
 
-// errDamaged is about a blob that was damaged and is removed, so it is an [fs.ErrNotExist].
-var errDamaged = fmt.Errorf("was damaged and is removed: %w", fs.ErrNotExist)
-
-// removeDamaged removes the digest's file, unless it has changed since it was st, and returns
-// errDamaged.
-func (s *Store) removeDamaged(d digest.Digest, st stamp, why string) error {
-	path := s.path(d)
-	err := s.locked(func() error {
-		if now, err := stampOf(path); err != nil || !now.sameContent(st) {
+// removeDamaged removes a file that was found in a state, unless it has changed since.
+func (s *Store) removeDamaged(path string, found fs.FileInfo, why string) error {
+	err := s.locked(func(*os.File) error {
+		if now, err := os.Lstat(path); err != nil || !unchanged(found, now) {
 			return ignore(err, fs.ErrNotExist) // another process has removed or replaced it
 		}
-		s.log.Warn("removed a damaged blob", "digest", d.String(), "dir", s.dir, "reason", why)
+		s.log.Warn("removed a damaged blob", "path", path, "reason", why)
 		return os.RemoveAll(path)
 	})
 	if err != nil {
 		return fmt.Errorf("%s is damaged (%s) and cannot be removed: %w", path, why, err)
 	}
-	return fmt.Errorf("%s: %w", path, errDamaged)
+	return fmt.Errorf("%s was damaged and is removed: %w", path, fs.ErrNotExist)
 }
 
 // useGranularity is the precision of a blob's last use. More frequent updates would make other
 // processes verify the changed file again.
 const useGranularity = time.Minute
 
-// touch marks the digest's file as used now. It was verified when it was st.
-func (s *Store) touch(f *os.File, d digest.Digest, st stamp) {
+// touch marks the digest's file as used now.
+func (s *Store) touch(f *os.File, d digest.Digest, verified fs.FileInfo) {
 	now := time.Now()
-	if now.Sub(time.Unix(st.mtime.Unix())).Abs() < useGranularity {
+	if now.Sub(verified.ModTime()).Abs() < useGranularity {
 		return
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if same, err := stampOfFile(f); err != nil || same != st {
-		return // it has changed and will be verified again
+	if info, err := f.Stat(); err != nil || !unchanged(verified, info) || os.Chtimes(f.Name(), now, now) != nil {
+		return // it has changed, and will be verified again
 	}
-	if os.Chtimes(f.Name(), now, now) != nil {
-		return
-	}
-	if after, err := stampOfFile(f); err == nil && after.inode == st.inode && after.size == st.size {
-		s.verified[d] = after
+	if info, err := f.Stat(); err == nil && info.Size() == verified.Size() {
+		s.remember(d, info)
 	}
 }
 
-// remember records that the digest's file is verified.
-func (s *Store) remember(d digest.Digest, st stamp) {
+// known returns the state of the digest's file when it was verified, or nil.
+func (s *Store) known(d digest.Digest) fs.FileInfo {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.verified[d] = st
+	return s.verified[d]
+}
+
+func (s *Store) remember(d digest.Digest, verified fs.FileInfo) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.verified[d] = verified
 }
 
 // bufferSize makes system calls cheap compared to hashing, and fits into a core's cache.
@@ -213,37 +193,3 @@ func (s *Store) wrapDiskFull(err error) error {
 
 // IsDiskFull reports whether an error is about a full disk or an exhausted quota.
 func IsDiskFull(err error) bool { return errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) }
-
-// stamp is the state of a file that changes when it is written or replaced.
-type stamp struct {
-	inode        uint64
-	regular      bool
-	size         int64
-	mtime, ctime unix.Timespec
-}
-
-func newStamp(st *unix.Stat_t, path string, err error) (stamp, error) {
-	if err != nil {
-		return stamp{}, &fs.PathError{Op: "stat", Path: path, Err: err}
-	}
-	return stamp{inode: st.Ino, regular: st.Mode&unix.S_IFMT == unix.S_IFREG, size: st.Size, mtime: st.Mtim,
-		ctime: st.Ctim}, nil
-}
-
-// stampOf returns the stamp of the file at path. It does not follow links.
-func stampOf(path string) (stamp, error) {
-	var st unix.Stat_t
-	return newStamp(&st, path, unix.Lstat(path, &st))
-}
-
-func stampOfFile(f *os.File) (stamp, error) {
-	var st unix.Stat_t
-	return newStamp(&st, f.Name(), unix.Fstat(int(f.Fd()), &st))
-}
-
-// sameContent reports whether both are of the same file with the same content. It ignores ctime, which
-// links and renames change.
-func (s stamp) sameContent(other stamp) bool {
-	s.ctime = other.ctime
-	return s == other
-}

@@ -48,12 +48,9 @@ func (s *Store) acquire(ctx context.Context, desc ocispec.Descriptor) (release f
 	}
 }
 
-// lockedFile is a file with an flock(2), which the kernel releases when the process ends.
-type lockedFile struct{ *os.File }
-
 // discard removes and unlocks a file, unless it was renamed.
-func (f *lockedFile) discard() {
-	if stillNamed(f.File) {
+func discard(f *os.File) {
+	if stillNamed(f) {
 		_ = os.Remove(f.Name())
 	}
 	f.Close()
@@ -72,17 +69,17 @@ func stillNamed(f *os.File) bool {
 // errLocked is about a file that is locked by another process or by another open file of this one.
 var errLocked = errors.New("is in use by another process")
 
-// tryLock opens and locks a file. flag is [os.O_CREATE] to create it. The error is errLocked if it is
-// locked.
-func tryLock(path string, flag int) (*lockedFile, error) {
+// tryLock opens a file and locks it with flock(2), which the kernel releases when the process ends. flag is
+// [os.O_CREATE] to create it. The error is errLocked if it is locked.
+func tryLock(path string, flag int) (*os.File, error) {
 	for {
 		f, err := os.OpenFile(path, os.O_RDWR|unix.O_NOFOLLOW|flag, 0o644)
 		if err != nil {
 			return nil, err
 		}
-		err = flock(f)
+		err = flock(f, unix.LOCK_EX|unix.LOCK_NB)
 		if err == nil && stillNamed(f) {
-			return &lockedFile{f}, nil
+			return f, nil
 		}
 		// The previous owner may have renamed or removed it.
 		f.Close()
@@ -93,17 +90,11 @@ func tryLock(path string, flag int) (*lockedFile, error) {
 }
 
 // LockFile creates a file if necessary, and locks it until it is closed. It fails if another process has locked it.
-func LockFile(path string) (*os.File, error) {
-	f, err := tryLock(path, os.O_CREATE)
-	if err != nil {
-		return nil, err
-	}
-	return f.File, nil
-}
+func LockFile(path string) (*os.File, error) { return tryLock(path, os.O_CREATE) }
 
-func flock(f *os.File) error {
+func flock(f *os.File, how int) error {
 	for {
-		err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+		err := unix.Flock(int(f.Fd()), how)
 		switch {
 		case errors.Is(err, unix.EINTR):
 			continue
@@ -121,13 +112,14 @@ func flock(f *os.File) error {
 const minPoll, maxPoll = 2 * time.Millisecond, 200 * time.Millisecond
 
 // lock creates a file in ingest if necessary, waits until it can be locked, and locks it.
-func (s *Store) lock(ctx context.Context, path string) (*lockedFile, error) {
+func (s *Store) lock(ctx context.Context, path string) (*os.File, error) {
 	for poll := minPoll; ; poll = min(2*poll, maxPoll) {
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			return nil, s.wrapDiskFull(err)
+		}
 		f, err := tryLock(path, os.O_CREATE)
 		if errors.Is(err, fs.ErrNotExist) {
-			if err = ignore(os.Mkdir(filepath.Dir(path), 0o755), fs.ErrExist); err == nil {
-				err = errLocked // another Store's Close may have removed it again
-			}
+			err = errLocked // another Store's Close has removed the directory again
 		}
 		if !errors.Is(err, errLocked) {
 			return f, s.wrapDiskFull(err)
@@ -140,21 +132,17 @@ func (s *Store) lock(ctx context.Context, path string) (*lockedFile, error) {
 	}
 }
 
-// locked calls do while no other process adds or removes a file.
-func (s *Store) locked(do func() error) error {
-	f, err := os.Open(filepath.Join(s.dir, ocispec.ImageLayoutFile))
+// locked calls do while no other process adds or removes a file. It gets the locked directory.
+func (s *Store) locked(do func(dir *os.File) error) error {
+	dir, err := os.Open(s.dir)
 	if err != nil {
 		return err
 	}
-	defer f.Close()
-	err = unix.EINTR
-	for errors.Is(err, unix.EINTR) {
-		err = unix.Flock(int(f.Fd()), unix.LOCK_EX)
+	defer dir.Close()
+	if err := flock(dir, unix.LOCK_EX); err != nil {
+		return err
 	}
-	if err != nil {
-		return fmt.Errorf("%s cannot be locked (choose a directory on another file system): %w", f.Name(), err)
-	}
-	return do()
+	return do(dir)
 }
 
 // partialName returns the file name of a digest's partial download.

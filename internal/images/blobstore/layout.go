@@ -18,41 +18,43 @@ import (
 
 // init checks or creates the layout, and checks that the directory is writable.
 func (s *Store) init() error {
-	if info, err := os.Stat(s.dir); err == nil && !info.IsDir() {
-		return errors.New("is not a directory")
-	}
 	if err := os.MkdirAll(s.dir, 0o755); err != nil {
 		return err
 	}
-	if err := s.checkLayout(); errors.Is(err, fs.ErrNotExist) {
-		names, err := s.names()
-		if err == nil && len(names) == 0 {
-			err = s.writeNew(ocispec.ImageLayoutFile, ocispec.ImageLayout{Version: ocispec.ImageLayoutVersion})
-		} else if err == nil {
-			err = s.checkLayout() // another process may have just created the layout
-		}
+	return s.locked(func(dir *os.File) error {
+		err := s.checkLayout()
 		if errors.Is(err, fs.ErrNotExist) {
-			return fmt.Errorf("is neither empty nor an OCI layout (it has %s, but no %s): choose an empty or new directory",
-				strings.Join(names, ", "), ocispec.ImageLayoutFile)
+			err = s.create(dir)
+		}
+		if err == nil && s.maxSize > 0 {
+			err = s.checkNoImages()
 		}
 		if err != nil {
 			return err
 		}
-	} else if err != nil {
-		return err
-	}
-	if s.maxSize > 0 {
-		if err := s.checkNoImages(); err != nil {
+		if err := os.MkdirAll(filepath.Join(s.dir, ocispec.ImageBlobsDir, digest.SHA256.String()), 0o755); err != nil {
 			return err
 		}
-	}
-	if err := s.writeNew(ocispec.ImageIndexFile, emptyIndex()); err != nil {
+		return unix.Access(s.dir, unix.W_OK)
+	})
+}
+
+// create makes the locked directory a layout, durably: one that has lost its oci-layout would not be opened again.
+func (s *Store) create(dir *os.File) error {
+	names, err := dir.Readdirnames(-1)
+	if err != nil {
 		return err
 	}
-	if err := os.MkdirAll(filepath.Join(s.dir, ocispec.ImageBlobsDir, digest.SHA256.String()), 0o755); err != nil {
+	names = slices.DeleteFunc(names, func(name string) bool { return name == newFile }) // of an Open that was killed
+	if slices.Sort(names); len(names) > 0 {
+		return fmt.Errorf("is neither empty nor an OCI layout (it has %s, but no %s): choose an empty or new directory",
+			strings.Join(names[:min(len(names), maxNames)], ", "), ocispec.ImageLayoutFile)
+	}
+	layout := ocispec.ImageLayout{Version: ocispec.ImageLayoutVersion}
+	if err := s.replaceFile(ocispec.ImageLayoutFile, layout); err != nil {
 		return err
 	}
-	return unix.Access(s.dir, unix.W_OK)
+	return errors.Join(s.replaceFile(ocispec.ImageIndexFile, emptyIndex()), dir.Sync())
 }
 
 // checkLayout reads oci-layout.
@@ -86,104 +88,42 @@ func (s *Store) readFile(name string) ([]byte, error) {
 // maxNames is how many names an error message lists: enough to recognize the directory.
 const maxNames = 4
 
-// newPrefix is the prefix of temporary files at the store's root.
-const newPrefix = ".new-"
+// newFile is a file at the store's root that replaces another one.
+const newFile = ".new"
 
-// names returns some names in the directory, except temporary files of an Open that was killed.
-func (s *Store) names() ([]string, error) {
-	f, err := os.Open(s.dir)
-	if err != nil {
-		return nil, err
-	}
-	defer f.Close()
-	found, err := f.Readdirnames(-1)
-	if err != nil {
-		return nil, err
-	}
-	found = slices.DeleteFunc(found, func(name string) bool { return strings.HasPrefix(name, newPrefix) })
-	slices.Sort(found)
-	return found[:min(len(found), maxNames)], nil
-}
-
-// writeNew creates a file at the store's root atomically and durably, unless it exists: a directory that has lost its
-// oci-layout would not be opened again.
-func (s *Store) writeNew(name string, content any) error {
-	path := filepath.Join(s.dir, name)
-	if _, err := os.Stat(path); err == nil {
-		return nil
-	}
+// replaceFile replaces a file at the store's root atomically. The caller holds the lock.
+func (s *Store) replaceFile(name string, content any) error {
 	raw, err := json.Marshal(content)
 	if err != nil {
 		return err
 	}
-	temp, err := s.writeTemp(raw)
+	f, err := os.Create(filepath.Join(s.dir, newFile))
 	if err != nil {
 		return err
-	}
-	defer func() { _ = os.Remove(temp) }()
-	// Unlike a rename, a link does not replace a file that another process has just created. Not every file system
-	// has links.
-	if err := os.Link(temp, path); err != nil && !errors.Is(err, fs.ErrExist) {
-		if err := os.Rename(temp, path); err != nil {
-			return err
-		}
-	}
-	dir, err := os.Open(s.dir)
-	if err != nil {
-		return err
-	}
-	return errors.Join(dir.Sync(), dir.Close())
-}
-
-// replaceFile replaces a file at the store's root atomically.
-func (s *Store) replaceFile(name string, raw []byte) error {
-	temp, err := s.writeTemp(raw)
-	if err != nil {
-		return err
-	}
-	if err := os.Rename(temp, filepath.Join(s.dir, name)); err != nil {
-		_ = os.Remove(temp)
-		return err
-	}
-	return nil
-}
-
-// writeTemp writes a temporary file at the store's root, synced to the disk, and returns its path.
-func (s *Store) writeTemp(raw []byte) (string, error) {
-	f, err := os.CreateTemp(s.dir, newPrefix)
-	if err != nil {
-		return "", err
 	}
 	_, err = f.Write(raw)
-	if err := errors.Join(err, f.Chmod(0o644), f.Sync(), f.Close()); err != nil {
+	if err := errors.Join(err, f.Sync(), f.Close()); err != nil {
 		_ = os.Remove(f.Name())
-		return "", s.wrapDiskFull(err)
+		return s.wrapDiskFull(err)
 	}
-	return f.Name(), nil
+	return os.Rename(f.Name(), filepath.Join(s.dir, name))
 }
 
 // UpdateIndex applies change to index.json and replaces it atomically. Concurrent updates, also those of other
 // processes, wait for each other.
 func (s *Store) UpdateIndex(change func(*ocispec.Index)) error {
-	if err := s.updateIndex(change); err != nil {
-		return fmt.Errorf("%s: %w", filepath.Join(s.dir, ocispec.ImageIndexFile), err)
-	}
-	return nil
-}
-
-func (s *Store) updateIndex(change func(*ocispec.Index)) error {
-	return s.locked(func() error {
+	err := s.locked(func(*os.File) error {
 		index, err := s.readIndex()
 		if err != nil {
 			return err
 		}
 		change(&index)
-		raw, err := json.Marshal(index)
-		if err != nil {
-			return err
-		}
-		return s.replaceFile(ocispec.ImageIndexFile, raw)
+		return s.replaceFile(ocispec.ImageIndexFile, index)
 	})
+	if err != nil {
+		return fmt.Errorf("%s: %w", filepath.Join(s.dir, ocispec.ImageIndexFile), err)
+	}
+	return nil
 }
 
 func emptyIndex() ocispec.Index {

@@ -14,7 +14,6 @@ import (
 
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
-	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 
 	"github.com/zarf-dev/zarf-registry/internal/oci"
@@ -22,33 +21,11 @@ import (
 
 // Info describes what a store holds.
 type Info struct {
-	Dir          string     `json:"dir"`
-	Blobs        int        `json:"blobs"`
-	Bytes        int64      `json:"bytes"`              // of the blobs
-	Partials     int        `json:"partialDownloads"`   // that the next Fetch resumes
-	PartialBytes int64      `json:"partialBytes"`       // downloaded so far
-	MaxBytes     int64      `json:"maxBytes,omitempty"` // the limit in Options; 0: unlimited
-	OldestUse    *time.Time `json:"oldestUse,omitempty"`
-	NewestUse    *time.Time `json:"newestUse,omitempty"` // nil if there is no blob
-}
-
-// Report is the result of [Store.Verify].
-type Report struct {
-	Blobs   int             `json:"blobs"`   // that are intact
-	Bytes   int64           `json:"bytes"`   // of the intact blobs
-	Corrupt []digest.Digest `json:"corrupt"` // removed, sorted
-}
-
-// PruneOptions select what [Store.Prune] removes.
-type PruneOptions struct {
-	// MaxSize is how many bytes may stay. 0 is the store's own [Options.MaxSize].
-	MaxSize int64
-	// OlderThan removes what was not used for this long, even if there is room. 0 removes nothing.
-	OlderThan time.Duration
-	// All removes everything that is not in use.
-	All bool
-	// DryRun only reports what would be removed.
-	DryRun bool
+	Dir          string `json:"dir"`
+	Blobs        int    `json:"blobs"`
+	Bytes        int64  `json:"bytes"`            // of the blobs
+	Partials     int    `json:"partialDownloads"` // that the next Fetch resumes
+	PartialBytes int64  `json:"partialBytes"`     // downloaded so far
 }
 
 // Pruned is the result of [Store.Prune].
@@ -72,123 +49,61 @@ type file struct {
 // files returns all blobs and partial downloads, least recently used first. It skips other files.
 func (s *Store) files(ctx context.Context) ([]file, error) {
 	var found []file
-	list := func(dir string, partial bool, toDigest func(name string) digest.Digest) error {
-		entries, err := os.ReadDir(dir)
-		if errors.Is(err, fs.ErrNotExist) {
-			return nil
-		}
+	for pattern, partial := range map[string]bool{ocispec.ImageBlobsDir + "/*/*": false, ingestDir + "/*": true} {
+		paths, err := fs.Glob(os.DirFS(s.dir), pattern)
 		if err != nil {
-			return err
+			return nil, err
 		}
-		for _, e := range entries {
+		for _, path := range paths {
 			if err := ctx.Err(); err != nil {
-				return err
+				return nil, err
 			}
-			d := toDigest(e.Name())
-			if oci.CheckDigest(d) != nil {
-				continue
+			d := digestOf(filepath.Base(path))
+			if !partial {
+				d = digest.Digest(filepath.Base(filepath.Dir(path)) + ":" + filepath.Base(path))
 			}
-			info, err := e.Info()
-			if errors.Is(err, fs.ErrNotExist) {
+			path = filepath.Join(s.dir, path)
+			info, err := os.Lstat(path)
+			if errors.Is(err, fs.ErrNotExist) || oci.CheckDigest(d) != nil {
 				continue
 			}
 			if err != nil {
-				return err
+				return nil, err
 			}
-			found = append(found, file{
-				path: filepath.Join(dir, e.Name()), digest: d, partial: partial,
-				size: info.Size(), used: info.ModTime(),
-			})
+			found = append(found, file{path, d, partial, info.Size(), info.ModTime()})
 		}
-		return nil
 	}
-	var errs []error
-	for _, algorithm := range []digest.Algorithm{digest.SHA256, digest.SHA512} {
-		errs = append(errs, list(filepath.Join(s.dir, ocispec.ImageBlobsDir, algorithm.String()), false,
-			func(name string) digest.Digest { return digest.NewDigestFromEncoded(algorithm, name) }))
-	}
-	errs = append(errs, list(filepath.Join(s.dir, ingestDir), true, digestOf))
 	slices.SortStableFunc(found, func(a, b file) int {
 		return cmp.Or(a.used.Compare(b.used), cmp.Compare(a.path, b.path))
 	})
-	return found, errors.Join(errs...)
+	return found, nil
 }
 
 // Info counts the store's blobs without verifying them.
 func (s *Store) Info(ctx context.Context) (Info, error) {
-	info := Info{Dir: s.dir, MaxBytes: s.maxSize}
+	info := Info{Dir: s.dir}
 	files, err := s.files(ctx)
 	for _, f := range files {
 		if f.partial {
 			info.Partials++
 			info.PartialBytes += f.size
-			continue
+		} else {
+			info.Blobs++
+			info.Bytes += f.size
 		}
-		info.Blobs++
-		info.Bytes += f.size
-		if info.OldestUse == nil {
-			info.OldestUse = &f.used
-		}
-		info.NewestUse = &f.used
 	}
 	return info, err
 }
 
-// verifyAtOnce is how many blobs are hashed at once: enough to read one while hashing another, and few
-// enough to leave CPU to others.
-const verifyAtOnce = 2
-
-// Verify hashes every blob and removes those that do not match their digests. progress, unless nil, is
-// called with the bytes that were checked, not concurrently.
-func (s *Store) Verify(ctx context.Context, progress func(done, total int64)) (Report, error) {
-	files, err := s.files(ctx)
-	if err != nil {
-		return Report{}, err
-	}
-	files = slices.DeleteFunc(files, func(f file) bool { return f.partial })
-	var done, total int64
-	for _, f := range files {
-		total += f.size
-	}
-	report := Report{Corrupt: []digest.Digest{}}
-	var mu sync.Mutex // guards report, done and progress
-	group, ctx := errgroup.WithContext(ctx)
-	group.SetLimit(verifyAtOnce)
-	for _, f := range files {
-		group.Go(func() error {
-			release, err := s.acquire(ctx, ocispec.Descriptor{Digest: f.digest})
-			if err != nil {
-				return err
-			}
-			defer release()
-			opened, st, err := s.verify(ctx, f.digest, false)
-			mu.Lock()
-			defer mu.Unlock()
-			switch {
-			case err == nil:
-				opened.Close()
-				report.Blobs++
-				report.Bytes += st.size
-			case !errors.Is(err, fs.ErrNotExist):
-				return err
-			case errors.Is(err, errDamaged):
-				report.Corrupt = append(report.Corrupt, f.digest)
-			}
-			done += f.size
-			if progress != nil {
-				progress(done, total)
-			}
-			return nil
-		})
-	}
-	err = group.Wait()
-	slices.Sort(report.Corrupt)
-	return report, err
+// Prune removes blobs and partial downloads, least recently used first, until at most size bytes are left. It keeps
+// what this Store is verifying or linking, and running downloads. Others fetch removed blobs again. It rejects a layout
+// whose index.json lists images.
+func (s *Store) Prune(ctx context.Context, size int64) (Pruned, error) {
+	return s.prune(ctx, size, size)
 }
 
-// Prune removes blobs and partial downloads, least recently used first. It keeps what this Store is verifying or
-// linking, and running downloads. Others fetch removed blobs again. It rejects a layout whose index.json lists images.
-func (s *Store) Prune(ctx context.Context, opts PruneOptions) (Pruned, error) {
+// prune is Prune down to target, if there are more than limit bytes.
+func (s *Store) prune(ctx context.Context, limit, target int64) (Pruned, error) {
 	var pruned Pruned
 	if err := s.checkNoImages(); err != nil {
 		return pruned, fmt.Errorf("blob store %s: %w", s.dir, err)
@@ -200,18 +115,17 @@ func (s *Store) Prune(ctx context.Context, opts PruneOptions) (Pruned, error) {
 	for _, f := range files {
 		pruned.RemainingBytes += f.size
 	}
-	maxSize := cmp.Or(opts.MaxSize, s.maxSize)
-	now := time.Now()
+	if limit > 0 && pruned.RemainingBytes <= limit {
+		return pruned, nil
+	}
 	for _, f := range files {
+		if target > 0 && pruned.RemainingBytes <= target { // without a target, empty files go as well
+			break
+		}
 		if err := ctx.Err(); err != nil {
 			return pruned, err
 		}
-		old := opts.OlderThan > 0 && now.Sub(f.used) > opts.OlderThan
-		overLimit := maxSize > 0 && pruned.RemainingBytes > maxSize
-		if !opts.All && !old && !overLimit {
-			continue
-		}
-		removed, err := s.remove(f, opts.DryRun)
+		removed, err := s.remove(f)
 		if err != nil {
 			return pruned, err
 		}
@@ -230,9 +144,9 @@ func (s *Store) Prune(ctx context.Context, opts PruneOptions) (Pruned, error) {
 	return pruned, nil
 }
 
-// remove removes a file unless it is in use. With dry, it only reports.
-func (s *Store) remove(f file, dry bool) (removed bool, err error) {
-	err = s.locked(func() error {
+// remove removes a file unless it is in use.
+func (s *Store) remove(f file) (removed bool, err error) {
+	err = s.locked(func(*os.File) error {
 		s.mu.Lock()
 		defer s.mu.Unlock() // until it is removed, so that no use can start
 		if s.busy[f.digest] != nil {
@@ -249,9 +163,6 @@ func (s *Store) remove(f file, dry bool) (removed bool, err error) {
 			return nil // another process may have used it since it was listed
 		}
 		removed = true
-		if dry {
-			return nil
-		}
 		return os.RemoveAll(f.path)
 	})
 	return removed, err
@@ -288,10 +199,7 @@ func (r *room) reserve(ctx context.Context, s *Store, size int64) error {
 		}
 		if !r.listed || r.taken+size > s.maxSize || r.unseen > s.maxSize/relistFraction {
 			limit := s.maxSize - size - r.reserved
-			if r.listed && r.taken+size > s.maxSize {
-				limit -= s.maxSize / relistFraction
-			}
-			if err := r.evict(ctx, s, max(1, limit)); err != nil {
+			if err := r.evict(ctx, s, limit, limit-s.maxSize/relistFraction); err != nil {
 				return err
 			}
 		}
@@ -319,12 +227,12 @@ func (r *room) shrink(ctx context.Context, s *Store) error {
 	if s.maxSize == 0 {
 		return nil
 	}
-	return r.evict(ctx, s, s.maxSize)
+	return r.evict(ctx, s, s.maxSize, s.maxSize)
 }
 
-// evict prunes the store to a size. The caller holds r.mu.
-func (r *room) evict(ctx context.Context, s *Store, size int64) error {
-	pruned, err := s.Prune(ctx, PruneOptions{MaxSize: size})
+// evict prunes the store. The caller holds r.mu.
+func (r *room) evict(ctx context.Context, s *Store, limit, target int64) error {
+	pruned, err := s.prune(ctx, limit, target)
 	if err != nil {
 		return err
 	}

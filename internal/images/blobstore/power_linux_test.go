@@ -24,11 +24,10 @@ func fill(dir string, _ int) error {
 		if err != nil {
 			return err
 		}
-		other, err := OpenTemp(filepath.Dir(dir))
+		other, err := Open(dir+".other", Options{})
 		if err != nil {
 			return err
 		}
-		defer other.Close()
 		for seed := range byte(recordedBlobs) {
 			raw, desc := content(seed, 3000)
 			switch seed % 3 {
@@ -50,7 +49,7 @@ func fill(dir string, _ int) error {
 			}
 		}
 		if !layout {
-			if _, err := s.Prune(ctx, PruneOptions{All: true}); err != nil {
+			if _, err := s.Prune(ctx, 0); err != nil {
 				return err
 			}
 		}

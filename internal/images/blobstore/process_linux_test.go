@@ -34,7 +34,6 @@ const raceExit = "GORACE=atexit_sleep_ms=0"
 var children = map[string]func(dir string, arg int) error{
 	"churn": churn,
 	"slow":  slow,
-	"temp":  temp,
 	"fill":  fill,
 }
 
@@ -152,7 +151,7 @@ func churn(dir string, seed int) error {
 			for {
 				raw, desc := content(byte(r.IntN(12)), churnSize)
 				var err error
-				switch r.IntN(8) {
+				switch r.IntN(7) {
 				case 0:
 					err = s.Put(ctx, desc, raw)
 				case 1, 2:
@@ -160,10 +159,8 @@ func churn(dir string, seed int) error {
 						err = []*Store{s, copies}[r.IntN(2)].Link(ctx, desc, source)
 					}
 				case 3:
-					_, err = s.Prune(ctx, PruneOptions{All: true})
+					_, err = s.Prune(ctx, 0)
 				case 4:
-					_, err = s.Verify(ctx, nil)
-				case 5:
 					err = s.room.shrink(ctx, s)
 				default:
 					_, err = s.Ensure(ctx, desc, func(ctx context.Context, offset int64) (io.ReadCloser, error) {
@@ -231,49 +228,6 @@ func TestKilledAtAnyTime(t *testing.T) {
 	}
 	if n := mustBeSound(t, dir); n != 12 || len(ingested(t, s)) > 0 {
 		t.Error(n, ingested(t, s))
-	}
-}
-
-// temp leaves a temporary store behind.
-func temp(dir string, _ int) error {
-	s, err := OpenTemp(dir)
-	if err != nil {
-		return err
-	}
-	raw, desc := content(1, 1)
-	err = s.Put(ctx, desc, raw)
-	fmt.Println("here")
-	if err != nil {
-		return err
-	}
-	time.Sleep(time.Hour) // select {} would be a deadlock to the runtime
-	return nil
-}
-
-func TestTempStoreOfAKilledProcess(t *testing.T) {
-	parent := t.TempDir()
-	cmd, _ := waiting(t, "temp", parent, 0)
-	stores := func() int {
-		s, err := OpenTemp(parent)
-		if err != nil {
-			t.Fatal(err)
-		}
-		entries, err := os.ReadDir(parent)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := s.Close(); err != nil {
-			t.Fatal(err)
-		}
-		return len(entries)
-	}
-	if n := stores(); n != 2 {
-		t.Error("beside a living process:", n)
-	}
-	_ = cmd.Process.Kill()
-	_ = cmd.Wait()
-	if n := stores(); n != 1 {
-		t.Error("after it was killed:", n)
 	}
 }
 

@@ -1,6 +1,5 @@
 // Package blobstore keeps blobs in a directory that is an OCI image layout: a store shared by several
-// processes, a temporary store, or the layout that images are written to. It downloads nothing itself
-// and does not parse blobs.
+// processes, or the layout that images are written to. It downloads nothing itself and does not parse blobs.
 //
 // oras-go's oci.Storage is no replacement: it deletes interrupted downloads, does not verify what it reads, and knows
 // neither other processes nor a limit.
@@ -15,7 +14,6 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
-	"strings"
 	"sync"
 
 	"github.com/opencontainers/go-digest"
@@ -38,12 +36,12 @@ type Options struct {
 // Store is blobs in an OCI layout directory, each under its digest:
 //
 //	oci-layout
-//	index.json                 created empty if missing
+//	index.json
 //	blobs/<algorithm>/<hex>    complete and verified; mode 0444
 //	ingest/<algorithm>-<hex>   partial download of a blob; locked by the downloading process
 //
 // Blobs get their names by rename(2) or link(2), so a process may be killed at any time. Who adds or removes one, or
-// changes index.json, holds the lock of oci-layout for that moment. Blobs are not
+// changes index.json, holds the lock of the directory for that moment. Blobs are not
 // synced to the disk: damage by a power failure is found at the next use, because every process
 // verifies a blob before its first use. index.json can then name blobs that are missing.
 //
@@ -53,11 +51,10 @@ type Store struct {
 	cache   bool
 	maxSize int64
 	log     *slog.Logger
-	temp    *os.File // the locked directory, if Close removes it
 
 	mu       sync.Mutex
 	busy     map[digest.Digest]chan struct{} // closed when the goroutine that works on the digest is done
-	verified map[digest.Digest]stamp         // the state of blobs' files when they were verified
+	verified map[digest.Digest]fs.FileInfo   // of blobs' files, as they were when they were verified
 
 	room room
 
@@ -84,7 +81,7 @@ func open(dir string, opts Options) (*Store, error) {
 	s := &Store{
 		dir: dir, cache: opts.Cache, maxSize: opts.MaxSize, log: opts.Log,
 		busy:     map[digest.Digest]chan struct{}{},
-		verified: map[digest.Digest]stamp{},
+		verified: map[digest.Digest]fs.FileInfo{},
 		link:     os.Link,
 		write:    (*os.File).Write,
 	}
@@ -101,15 +98,8 @@ func open(dir string, opts Options) (*Store, error) {
 	return s, nil
 }
 
-// Dir returns the absolute path of the store's directory.
-func (s *Store) Dir() string { return s.dir }
-
-// Close evicts blobs beyond [Options.MaxSize], or removes a store of [OpenTemp]. Open blobs can still be read.
+// Close evicts blobs beyond [Options.MaxSize]. Open blobs can still be read.
 func (s *Store) Close() error {
-	if s.temp != nil {
-		defer s.temp.Close()
-		return os.RemoveAll(s.dir)
-	}
 	err := s.room.shrink(context.Background(), s)
 	_ = os.Remove(filepath.Join(s.dir, ingestDir)) // if it is empty; it is recreated on demand
 	return err
@@ -164,84 +154,14 @@ func (s *Store) Link(ctx context.Context, desc ocispec.Descriptor, from *Store) 
 
 // linkFile links a verified file of another store.
 func (s *Store) linkFile(source *os.File, d digest.Digest, from *Store) error {
-	return s.locked(func() error {
+	err := s.locked(func(*os.File) error {
 		if err := os.MkdirAll(filepath.Dir(s.path(d)), 0o755); err != nil {
 			return err
 		}
-		before, err := stampOfFile(source)
-		if err != nil {
-			return err
-		}
-		if err := s.link(source.Name(), s.path(d)); err != nil {
-			return err
-		}
-		// A link changes the ctime.
-		if after, err := stampOf(s.path(d)); err == nil && after.sameContent(before) {
-			s.remember(d, after)
-			from.remember(d, after)
-		}
-		return nil
+		return s.link(source.Name(), s.path(d))
 	})
-}
-
-// tempStorePrefix is the prefix of the directories of [OpenTemp].
-const tempStorePrefix = "zarf-registry-blobs-"
-
-// OpenTemp creates a temporary store in parent, or in the system's temporary directory if parent is
-// empty. [Store.Close] removes it. OpenTemp also removes stores of processes that were killed.
-func OpenTemp(parent string) (*Store, error) {
-	if parent == "" {
-		parent = os.TempDir()
+	if err == nil {
+		s.remember(d, from.known(d))
 	}
-	entries, err := os.ReadDir(parent)
-	if err != nil {
-		return nil, fmt.Errorf("temporary blob store: %w", err)
-	}
-	for _, e := range entries {
-		if !e.IsDir() || !strings.HasPrefix(e.Name(), tempStorePrefix) {
-			continue
-		}
-		if f, err := lockDir(filepath.Join(parent, e.Name())); err == nil {
-			_ = os.RemoveAll(f.Name())
-			f.Close()
-		}
-	}
-	for {
-		dir, err := os.MkdirTemp(parent, tempStorePrefix)
-		if err != nil {
-			return nil, fmt.Errorf("temporary blob store: %w", err)
-		}
-		lock, err := lockDir(dir)
-		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, errLocked) {
-			continue // another OpenTemp removed it before it was locked
-		}
-		var s *Store
-		if err == nil {
-			s, err = Open(dir, Options{})
-		}
-		if err != nil {
-			_ = os.RemoveAll(dir)
-			lock.Close()
-			return nil, err
-		}
-		s.temp = lock
-		return s, nil
-	}
-}
-
-// lockDir locks a directory.
-func lockDir(path string) (*os.File, error) {
-	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_DIRECTORY, 0)
-	if err != nil {
-		return nil, err
-	}
-	if err := flock(f); err != nil {
-		f.Close()
-		return nil, err
-	}
-	if !stillNamed(f) {
-		f.Close()
-		return nil, fs.ErrNotExist
-	}
-	return f, nil
+	return err
 }

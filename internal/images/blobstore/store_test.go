@@ -172,8 +172,8 @@ func TestOpenCreatesALayout(t *testing.T) {
 			t.Errorf("%s: %s %v", name, raw, err)
 		}
 	}
-	if s.Dir() != dir {
-		t.Error(s.Dir())
+	if s.dir != dir {
+		t.Error(s.dir)
 	}
 	if err := s.Close(); err != nil {
 		t.Fatal(err)
@@ -212,7 +212,7 @@ func TestOpenKeepsAnIndex(t *testing.T) {
 	}
 	s := openStore(t, dir, Options{})
 	desc := put(t, s, 1, 100)
-	if _, err := s.Prune(ctx, PruneOptions{All: true}); err == nil ||
+	if _, err := s.Prune(ctx, 0); err == nil ||
 		!strings.Contains(err.Error(), "holds images: its index.json lists 1 manifests") {
 		t.Error("pruned a layout that has images:", err)
 	}
@@ -233,7 +233,7 @@ func TestOpenRejects(t *testing.T) {
 		path  string            // in the directory
 		want  string
 	}{
-		"a file":       {map[string]string{"f": ""}, "f", "is not a directory"},
+		"a file":       {map[string]string{"f": ""}, "f", "not a directory"},
 		"below a file": {map[string]string{"f": ""}, "f/g", "not a directory"},
 		"another directory": {map[string]string{"a": "", "b/": ""}, ".",
 			"is neither empty nor an OCI layout (it has a, b, but no oci-layout): choose an empty or new directory"},
@@ -281,7 +281,7 @@ func TestOpenRejects(t *testing.T) {
 
 func TestOpenAfterAKillInTheMiddleOfOpen(t *testing.T) {
 	dir := t.TempDir()
-	if err := os.WriteFile(filepath.Join(dir, newPrefix+"1"), nil, 0o600); err != nil {
+	if err := os.WriteFile(filepath.Join(dir, newFile), nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
 	openStore(t, dir, Options{})
@@ -339,7 +339,7 @@ func TestDigestsAndSizes(t *testing.T) {
 					t.Error("it is in the store")
 				}
 			}
-			if mustBeSound(t, s.Dir()) == 0 && tt.want == "" {
+			if mustBeSound(t, s.dir) == 0 && tt.want == "" {
 				t.Error("there is no blob")
 			}
 		})
@@ -360,16 +360,9 @@ func flipBit(path string) error {
 // it can.
 var damages = map[string]func(path string) error{
 	"a flipped bit": flipBit,
-	"a flipped bit, and the time put back": func(path string) error {
-		info, err := os.Stat(path)
-		if err != nil {
-			return err
-		}
-		return errors.Join(flipBit(path), os.Chtimes(path, info.ModTime(), info.ModTime()))
-	},
-	"truncated": func(path string) error { return errors.Join(os.Chmod(path, 0o644), os.Truncate(path, 10)) },
-	"emptied":   func(path string) error { return errors.Join(os.Chmod(path, 0o644), os.Truncate(path, 0)) },
-	"grown":     func(path string) error { return errors.Join(os.Chmod(path, 0o644), os.Truncate(path, 1<<20)) },
+	"truncated":     func(path string) error { return errors.Join(os.Chmod(path, 0o644), os.Truncate(path, 10)) },
+	"emptied":       func(path string) error { return errors.Join(os.Chmod(path, 0o644), os.Truncate(path, 0)) },
+	"grown":         func(path string) error { return errors.Join(os.Chmod(path, 0o644), os.Truncate(path, 1<<20)) },
 	"replaced by an empty directory": func(path string) error {
 		return errors.Join(os.Remove(path), os.Mkdir(path, 0o755))
 	},
@@ -422,7 +415,7 @@ func TestDamagedBlobs(t *testing.T) {
 				if err := s.Check(ctx, desc); !errors.Is(err, fs.ErrNotExist) {
 					t.Fatal("Get:", err)
 				}
-				if !strings.Contains(log.String(), desc.Digest.String()) {
+				if !strings.Contains(log.String(), desc.Digest.Encoded()) {
 					t.Error("the log does not tell:", log.String())
 				}
 				if _, err := s.Ensure(ctx, desc, from(raw, nil)); err != nil {
@@ -443,15 +436,6 @@ func TestDamagedBlobs(t *testing.T) {
 					t.Fatal("Link:", err)
 				}
 				mustBeRight(s)
-
-				s = setUp()
-				if report, err := s.Verify(ctx, nil); err != nil || !slices.Equal(report.Corrupt, []digest.Digest{desc.Digest}) ||
-					report.Blobs != 0 {
-					t.Fatal("Verify:", report, err)
-				}
-				if s.Has(desc) {
-					t.Error("the blob still exists")
-				}
 
 				source = setUp()
 				if err := openStore(t, t.TempDir(), Options{}).Link(ctx, desc, source); !errors.Is(err, fs.ErrNotExist) {
@@ -517,41 +501,52 @@ func TestVerifiedOnce(t *testing.T) {
 	if err := os.Chtimes(path, old, old); err != nil {
 		t.Fatal(err)
 	}
-	// To see whether something is hashed, what is known is given another size:
-	// the file would be found to be right again.
+	// It is not hashed if a change remains unseen that leaves the time as it was.
 	s := openStore(t, dir, Options{})
-	hashed := func() bool {
-		s.mu.Lock()
-		before := s.verified[desc.Digest]
-		s.mu.Unlock()
-		st, err := stampOf(path)
+	unseen := func(s *Store) bool {
+		path := s.path(desc.Digest)
+		info, err := os.Stat(path)
+		if err == nil {
+			err = errors.Join(flipBit(path), os.Chtimes(path, info.ModTime(), info.ModTime()))
+		}
 		if err != nil {
 			t.Fatal(err)
 		}
-		return before != st
+		trusted := s.Check(ctx, desc) == nil
+		if trusted {
+			err = errors.Join(flipBit(path), os.Chtimes(path, info.ModTime(), info.ModTime()))
+		} else {
+			put(t, s, 1, 1000)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		return trusted
 	}
-	if !hashed() {
-		t.Fatal("known before it was read")
+	if unseen(openStore(t, dir, Options{})) {
+		t.Error("another Store trusts it")
 	}
-	if mustRead(t, s, desc); hashed() {
-		t.Error("marking it as used makes it unknown")
+	if err := os.Chtimes(path, old, old); err != nil {
+		t.Fatal(err)
+	}
+	if mustRead(t, s, desc); !unseen(s) {
+		t.Error("it is verified again after it was marked as used")
 	}
 	other := openStore(t, t.TempDir(), Options{})
-	if err := other.Link(ctx, desc, s); err != nil || hashed() {
-		t.Error("a link makes it unknown:", err)
-	}
-	if st, err := stampOf(path); err != nil || other.verified[desc.Digest] != st {
-		t.Error("it is not known where it was linked to:", err)
+	if err := other.Link(ctx, desc, s); err != nil || !unseen(s) || !unseen(other) {
+		t.Error("it is verified again after it was linked:", err)
 	}
 	if info, err := os.Stat(path); err != nil || time.Since(info.ModTime()) > time.Minute {
 		t.Error("it is not marked as used:", info.ModTime(), err)
 	}
-	before := s.verified[desc.Digest]
 	if err := os.Chtimes(path, old, old); err != nil {
 		t.Fatal(err)
 	}
-	if mustRead(t, s, desc); before == s.verified[desc.Digest] || hashed() {
-		t.Error("it is not verified again after somebody changed it")
+	if err := flipBit(path); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Check(ctx, desc); !errors.Is(err, fs.ErrNotExist) {
+		t.Error("it is not verified again after somebody changed it:", err)
 	}
 }
 
@@ -936,71 +931,6 @@ func TestLinkWhileOthersUseTheBlob(t *testing.T) {
 	}
 	close(stop)
 	wg.Wait()
-}
-
-func TestOpenTemp(t *testing.T) {
-	parent := t.TempDir()
-	dead := filepath.Join(parent, tempStorePrefix+"dead")
-	foreign := filepath.Join(parent, "other")
-	for _, dir := range []string{filepath.Join(dead, "blobs"), foreign} {
-		if err := os.MkdirAll(dir, 0o700); err != nil {
-			t.Fatal(err)
-		}
-	}
-	first, err := OpenTemp(parent)
-	if err != nil {
-		t.Fatal(err)
-	}
-	desc := put(t, first, 1, 100)
-	second, err := OpenTemp(parent)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := os.Stat(dead); !errors.Is(err, fs.ErrNotExist) {
-		t.Error("leftovers of a killed process are still there")
-	}
-	if info, err := os.Stat(first.Dir()); err != nil || info.Mode().Perm() != 0o700 || !first.Has(desc) {
-		t.Error("the first is gone, or open to others:", err)
-	}
-	rc, err := first.Open(ctx, desc)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer rc.Close()
-	if err := errors.Join(first.Close(), second.Close()); err != nil {
-		t.Fatal(err)
-	}
-	if raw, err := io.ReadAll(rc); err != nil || digest.FromBytes(raw) != desc.Digest {
-		t.Error("cannot be read to its end:", err)
-	}
-	entries, err := os.ReadDir(parent)
-	if err != nil || len(entries) != 1 || entries[0].Name() != "other" {
-		t.Error(entries, err)
-	}
-}
-
-func TestOpenTempByManyAtOnce(t *testing.T) {
-	parent := t.TempDir()
-	var wg sync.WaitGroup
-	for range 8 {
-		wg.Go(func() {
-			for range 10 {
-				s, err := OpenTemp(parent)
-				if err != nil {
-					t.Error(err)
-					return
-				}
-				raw, desc := content(1, 100)
-				if err := errors.Join(s.Put(ctx, desc, raw), s.Close()); err != nil {
-					t.Error(err)
-				}
-			}
-		})
-	}
-	wg.Wait()
-	if entries, err := os.ReadDir(parent); err != nil || len(entries) > 0 {
-		t.Error(entries, err)
-	}
 }
 
 func TestJSON(t *testing.T) {

@@ -13,6 +13,7 @@ import (
 
 	"github.com/zarf-dev/zarf-registry/internal/api/space"
 	"github.com/zarf-dev/zarf-registry/internal/images"
+	"github.com/zarf-dev/zarf-registry/internal/images/graph"
 	"github.com/zarf-dev/zarf-registry/internal/logging"
 )
 
@@ -76,7 +77,7 @@ func (m *Meter) Update(p images.Progress) {
 		m.begun, m.moved, m.last = now, now, p
 		if !m.terminal {
 			m.shown = now
-			fmt.Fprintf(m.w, "%s%s\n", imageCount("", p), space.FormatBytes(p.Total))
+			fmt.Fprintf(m.w, "%s, %s\n", imageCount(p.Images), space.FormatBytes(p.Total))
 		}
 	}
 	pause := linePause
@@ -89,7 +90,7 @@ func (m *Meter) Update(p images.Progress) {
 	m.measure(p, now)
 	m.shown = now
 	if !m.terminal {
-		fmt.Fprintf(m.w, "%s%s\n", imageCount(fmt.Sprintf("%d of ", p.ImagesDone), p), m.figures(p))
+		fmt.Fprintf(m.w, "%d of %s, %s\n", p.ImagesDone, imageCount(p.Images), m.figures(p))
 		return
 	}
 	m.erase()
@@ -110,7 +111,7 @@ func (m *Meter) Done(r images.Result) {
 		moved(r.BytesSent, r.BytesReceived, r.BytesSkipped), r.Duration.Seconds(), r.Digest)
 	if len(r.Omitted) > 0 {
 		fmt.Fprintf(m.w, "  without %s, which the source does not hold\n",
-			logging.Printable(strings.ReplaceAll(images.Platforms(r.Omitted).String(), ",", ", ")))
+			logging.Printable(strings.ReplaceAll(graph.Platforms(r.Omitted).String(), ",", ", ")))
 	}
 }
 
@@ -120,7 +121,7 @@ func (m *Meter) End() {
 	defer m.mu.Unlock()
 	m.over()
 	if m.images > 1 {
-		fmt.Fprintf(m.w, "%s: %s, %.1f s\n", formatImageCount(m.images), moved(m.sent, m.received, m.skipped),
+		fmt.Fprintf(m.w, "%s: %s, %.1f s\n", imageCount(m.images), moved(m.sent, m.received, m.skipped),
 			m.now().Sub(m.begun).Seconds())
 	}
 }
@@ -174,11 +175,7 @@ func (m *Meter) bar(p images.Progress, width int) string {
 		return int(min(1, float64(part)/float64(p.Total)) * barWidth)
 	}
 	skipped, all := share(p.Skipped), share(p.Skipped+p.Done)
-	line := ""
-	if p.Images > 0 {
-		line = fmt.Sprintf("%d/%d ", p.ImagesDone, p.Images)
-	}
-	line += fmt.Sprintf("[%s%s%s] %s",
+	line := fmt.Sprintf("%d/%d [%s%s%s] %s", p.ImagesDone, p.Images,
 		strings.Repeat("-", skipped), strings.Repeat("=", all-skipped), strings.Repeat(" ", barWidth-all), m.figures(p))
 	if p.Image != "" {
 		line += "  " + logging.Printable(p.Image)
@@ -224,16 +221,7 @@ func moved(sent, received, skipped int64) string {
 	return strings.Join(parts, ", ")
 }
 
-// imageCount returns the beginning of a line: the number of images after part, or "" if the run is not
-// over images.
-func imageCount(part string, p images.Progress) string {
-	if p.Images == 0 {
-		return ""
-	}
-	return part + formatImageCount(p.Images) + ", "
-}
-
-func formatImageCount(images int) string {
+func imageCount(images int) string {
 	if images == 1 {
 		return "1 image"
 	}

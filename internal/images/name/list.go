@@ -5,12 +5,16 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"regexp"
 	"strings"
 )
 
 // DaemonPrefix is the prefix of a reference to an image of the Docker engine on this machine, as in
 // docker-daemon:nginx:1.27. Skopeo uses the same.
 const DaemonPrefix = "docker-daemon:"
+
+// comment matches a comment in a line of a list file.
+var comment = regexp.MustCompile(`(^|[ \t])#.*`)
 
 // maxListLine limits a line of a list file, in bytes. The longest valid reference has about 500.
 const maxListLine = 4096
@@ -33,7 +37,7 @@ func ReadList(r io.Reader, name string) ([]string, error) {
 		if line == 1 {
 			text = strings.TrimPrefix(text, "\ufeff") // Windows editors write a byte order mark
 		}
-		ref := strings.TrimSpace(withoutComment(text))
+		ref := strings.TrimSpace(comment.ReplaceAllString(text, ""))
 		if ref == "" || seen[ref] {
 			continue
 		}
@@ -53,15 +57,6 @@ func ReadList(r io.Reader, name string) ([]string, error) {
 		return nil, fmt.Errorf("%s: contains no image reference: want one per line, with comments after #", name)
 	}
 	return refs, nil
-}
-
-func withoutComment(line string) string {
-	for i := range len(line) {
-		if line[i] == '#' && (i == 0 || line[i-1] == ' ' || line[i-1] == '\t') {
-			return line[:i]
-		}
-	}
-	return line
 }
 
 // Check checks that ref is a reference as Docker and containerd parse it, optionally after

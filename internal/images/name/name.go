@@ -84,15 +84,6 @@ func ParsePrefix(text string) (Prefix, error) {
 	return Prefix(trimmed), nil
 }
 
-// Repository is like the function [Repository], with the prefix.
-func (p Prefix) Repository(ref string) (repository, tagOrDigest string, err error) {
-	repository, tagOrDigest, err = Repository(ref)
-	if err != nil {
-		return "", "", err
-	}
-	return p.Join(repository), tagOrDigest, nil
-}
-
 // Join puts the prefix before a path.
 func (p Prefix) Join(path string) string {
 	if p == "" {

@@ -73,8 +73,8 @@ func TestPrefix(t *testing.T) {
 		if err != nil {
 			t.Errorf("%q: %v", text, err)
 		}
-		if got, tag, err := p.Repository("nginx"); err != nil || got != want || tag != "latest" {
-			t.Errorf("%q: %s:%s, %v", text, got, tag, err)
+		if got := p.Join("library/nginx"); got != want {
+			t.Errorf("%q: %s", text, got)
 		}
 	}
 	for _, text := range []string{"/", "Team", "a//b", "a:1", "-a", "a b"} {

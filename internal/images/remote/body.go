@@ -2,7 +2,6 @@ package remote
 
 import (
 	"errors"
-	"fmt"
 	"io"
 	"sync"
 	"sync/atomic"
@@ -31,7 +30,7 @@ type body struct {
 func (u *upload) newBody(offset int64, timer *idleTimer) (*body, error) {
 	src, err := u.open()
 	if err == nil {
-		if err = u.skip(src, offset); err == nil {
+		if err = skip(src, offset); err == nil {
 			return &body{upload: u, src: src, timer: timer, pos: offset}, nil
 		}
 		src.Close()
@@ -40,20 +39,13 @@ func (u *upload) newBody(offset int64, timer *idleTimer) (*body, error) {
 	return nil, u.contentErr
 }
 
-// skip moves src to offset. If src is an [io.Seeker], it checks the size as well.
-func (u *upload) skip(src io.Reader, offset int64) error {
-	seeker, ok := src.(io.Seeker)
-	if !ok {
-		_, err := io.CopyN(io.Discard, src, offset)
+// skip moves src to offset.
+func skip(src io.Reader, offset int64) error {
+	if seeker, ok := src.(io.Seeker); ok {
+		_, err := seeker.Seek(offset, io.SeekStart)
 		return err
 	}
-	size, err := seeker.Seek(0, io.SeekEnd)
-	if err == nil && size != u.desc.Size {
-		err = blob.SizeError(size, u.desc)
-	}
-	if err == nil {
-		_, err = seeker.Seek(offset, io.SeekStart)
-	}
+	_, err := io.CopyN(io.Discard, src, offset)
 	return err
 }
 
@@ -97,18 +89,10 @@ func (b *body) hash(p []byte) {
 	}
 }
 
-// verify checks the digest and that src has no more bytes. All bytes were hashed.
+// verify checks the digest. All bytes were hashed.
 func (b *body) verify() error {
-	u := b.upload
-	if u.digester.Digest() != u.desc.Digest {
+	if b.upload.digester.Digest() != b.upload.desc.Digest {
 		return b.fail(blob.MismatchError())
-	}
-	if _, ok := b.src.(io.Seeker); ok {
-		return nil // [upload.skip] has checked the size
-	}
-	var more [1]byte
-	if n, _ := io.ReadFull(b.src, more[:]); n > 0 {
-		return b.fail(blob.NewError(fmt.Errorf("has more than the %d bytes that its descriptor says", u.desc.Size)))
 	}
 	return nil
 }

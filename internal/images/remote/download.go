@@ -17,37 +17,29 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/oci"
 )
 
-// Blob opens a blob at an offset. The error is [errdef.ErrNotFound] if it does not exist. The reader resumes
-// interrupted transfers; [Options.Retries] counts consecutive attempts without progress. It checks the blob's size but
-// not its digest. ctx applies to the reader as well.
-func (r *Repository) Blob(ctx context.Context, desc ocispec.Descriptor, offset int64) (io.ReadCloser, error) {
-	if err := oci.CheckDigest(desc.Digest); err != nil {
-		return nil, blob.NewError(err)
+// Blob returns a reader of a blob. The first read, and the first after a seek, sends a request; its error is
+// [errdef.ErrNotFound] if the blob does not exist. The reader resumes interrupted transfers; [Options.Retries] counts
+// consecutive attempts without progress. It checks the blob's size but not its digest. received, unless nil, is called
+// for every n bytes at offset. ctx applies to the reader as well.
+func (r *Repository) Blob(ctx context.Context, desc ocispec.Descriptor,
+	received func(offset, n int64)) io.ReadSeekCloser {
+	if received == nil {
+		received = func(int64, int64) {}
 	}
-	if offset < 0 || offset > desc.Size {
-		return nil, fmt.Errorf("offset %d is outside of a blob of %d bytes", offset, desc.Size)
-	}
-	d := &download{ctx: ctx, repo: r, desc: desc, pos: offset}
-	if offset == desc.Size && offset > 0 {
-		return d, nil
-	}
-	if err := d.open(); err != nil {
-		return nil, r.registry.wrap(ctx, err)
-	}
-	return d, nil
+	return &download{ctx: ctx, repo: r, desc: desc, received: received}
 }
 
 // download receives one blob in one or more requests.
 type download struct {
-	ctx     context.Context
-	repo    *Repository
-	desc    ocispec.Descriptor
-	pos     int64
-	body    io.ReadCloser // of the current request, or nil
-	skip    int64         // bytes of body to discard, because the registry ignored the requested range
-	exact   bool          // the body's Content-Length matches the descriptor
-	attempt int           // since the last progress
-	err     error
+	ctx      context.Context
+	repo     *Repository
+	desc     ocispec.Descriptor
+	received func(offset, n int64)
+	pos      int64
+	body     io.ReadCloser // of the current request, or nil
+	skip     int64         // bytes of body to discard, because the registry ignored the requested range
+	attempt  int           // since the last progress
+	err      error
 }
 
 // Read implements [io.Reader].
@@ -55,11 +47,14 @@ func (d *download) Read(p []byte) (int, error) {
 	for d.err == nil {
 		left := d.desc.Size - d.pos
 		if left == 0 {
-			d.checkEnd()
-			break
+			return 0, io.EOF
 		}
 		if len(p) == 0 {
 			return 0, nil
+		}
+		if d.body == nil {
+			d.err = d.repo.registry.wrap(d.ctx, d.open()) // with retries of its own
+			continue
 		}
 		var n int
 		var err error
@@ -71,6 +66,7 @@ func (d *download) Read(p []byte) (int, error) {
 			n, err = d.body.Read(p[:min(int64(len(p)), left)])
 		}
 		if n > 0 {
+			d.received(d.pos, int64(n))
 			d.pos += int64(n)
 			d.attempt = 0
 			// An error recurs with the next read if it matters.
@@ -80,42 +76,45 @@ func (d *download) Read(p []byte) (int, error) {
 			err = io.ErrUnexpectedEOF
 		}
 		if err != nil {
-			d.resume(err)
+			d.interrupted(err)
 		}
 	}
 	return 0, d.err
 }
 
-// checkEnd sets d.err to EOF, or to an error if the body has more bytes than the blob.
-func (d *download) checkEnd() {
-	d.err = io.EOF
-	if d.body == nil || d.exact {
-		return
+// Seek implements [io.Seeker].
+func (d *download) Seek(offset int64, whence int) (int64, error) {
+	switch whence {
+	case io.SeekCurrent:
+		offset += d.pos
+	case io.SeekEnd:
+		offset += d.desc.Size
 	}
-	var more [1]byte
-	if n, _ := io.ReadFull(d.body, more[:]); n > 0 {
-		d.err = d.repo.registry.wrap(d.ctx, protocolErrorf("returned more than the %d bytes of the blob's descriptor",
-			d.desc.Size))
+	if offset < 0 || offset > d.desc.Size {
+		return d.pos, fs.ErrInvalid
 	}
+	if offset != d.pos {
+		d.close()
+		d.pos = offset
+	}
+	return offset, nil
 }
 
-// resume requests the rest after the body failed with err. It sets d.err if the retry budget is spent.
-func (d *download) resume(err error) {
-	d.body.Close()
-	d.body = nil
+// interrupted closes the body that failed with err, and waits. It sets d.err if the retry budget is spent.
+func (d *download) interrupted(err error) {
+	d.close()
 	log := []any{slog.String("blob", d.desc.Digest.String()), slog.Int64("offset", d.pos)}
-	if d.repo.registry.retry.retry(d.ctx, d.attempt, nil, err, log...) {
-		d.attempt++
-		err = d.open() // with retries of its own
-		if err == nil {
-			return
-		}
+	if !d.repo.registry.retry.retry(d.ctx, d.attempt, nil, err, log...) {
+		d.err = d.repo.registry.wrap(d.ctx, err)
 	}
-	d.err = d.repo.registry.wrap(d.ctx, err)
+	d.attempt++
 }
 
 // open requests the rest of the blob.
 func (d *download) open() error {
+	if err := oci.CheckDigest(d.desc.Digest); err != nil {
+		return blob.NewError(err)
+	}
 	req, err := d.repo.newRequest(withTransfer(d.ctx, receivesBlob), http.MethodGet, "blobs/"+d.desc.Digest.String(), nil,
 		auth.ActionPull)
 	if err != nil {
@@ -155,19 +154,19 @@ func (d *download) open() error {
 	if resp.StatusCode == http.StatusOK {
 		d.skip = d.pos
 	}
-	d.exact = resp.ContentLength == d.skip+d.desc.Size-d.pos
 	return nil
 }
 
 // Close implements [io.Closer].
 func (d *download) Close() error {
-	if d.err == nil || errors.Is(d.err, io.EOF) {
-		d.err = fs.ErrClosed
+	d.close()
+	d.err = fs.ErrClosed
+	return nil
+}
+
+func (d *download) close() {
+	if d.body != nil {
+		d.body.Close()
+		d.body = nil
 	}
-	if d.body == nil {
-		return nil
-	}
-	err := d.body.Close()
-	d.body = nil
-	return err
 }

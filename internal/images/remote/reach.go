@@ -11,59 +11,37 @@ import (
 	"syscall"
 )
 
-// reach is how far away an address is. A registry may send the client to addresses that are as far away as the
-// registry itself, or farther: one on the Internet must not make it send requests into the client's network.
-type reach int32
-
-const (
-	reachInternet reach = iota
-	reachPrivate
-	reachLoopback
-	// reachLink are link-local addresses, on which clouds serve machine credentials, and others that no registry has.
-	// Nothing may be sent there.
-	reachLink
-)
-
-// String describes an address.
-func (r reach) String() string {
-	return [...]string{"public", "private", "loopback", "link-local or unspecified"}[r]
+// near reports whether an address is in a private network or on this machine. A registry may send the client to such
+// addresses only from one: one on the Internet must not make it send requests into the client's network.
+func near(a netip.Addr) bool {
+	a = a.Unmap()
+	return a.IsPrivate() || a.IsLoopback() || cgnat.Contains(a) || forbidden(a)
 }
 
 // cgnat is private as well (RFC 6598).
 var cgnat = netip.MustParsePrefix("100.64.0.0/10")
 
-func reachOf(a netip.Addr) reach {
-	switch a = a.Unmap(); {
-	case a.IsLinkLocalUnicast(), a.IsMulticast(), a.IsUnspecified(), !a.IsValid():
-		return reachLink
-	case a.IsLoopback():
-		return reachLoopback
-	case a.IsPrivate(), cgnat.Contains(a):
-		return reachPrivate
-	}
-	return reachInternet
+// forbidden reports whether nothing may be sent to an address: clouds serve machine credentials on link-local ones, and
+// no registry has one of the others.
+func forbidden(a netip.Addr) bool {
+	a = a.Unmap()
+	return a.IsLinkLocalUnicast() || a.IsMulticast() || a.IsUnspecified() || !a.IsValid()
 }
 
-// registryReach is where a registry was reached last. It is that of the connection, not of a name, which may resolve
-// to another address the next time. The zero value is the Internet.
-type registryReach struct{ last atomic.Int32 }
-
-func (r *registryReach) get() reach { return reach(r.last.Load()) }
+// registryReach is whether the registry was near when it was reached last. It is that of the connection, not of a name,
+// which may resolve to another address the next time.
+type registryReach struct{ near atomic.Bool }
 
 // observe sends a request to the registry, and records the address of the connection that answered.
 func (r *registryReach) observe(t *http.Transport, req *http.Request) (*http.Response, error) {
 	var at net.Addr
 	trace := &httptrace.ClientTrace{GotConn: func(info httptrace.GotConnInfo) { at = info.Conn.RemoteAddr() }}
 	resp, err := t.RoundTrip(req.WithContext(httptrace.WithClientTrace(req.Context(), trace)))
-	if err != nil {
-		return nil, err
+	if err == nil {
+		tcp, ok := at.(*net.TCPAddr)
+		r.near.Store(ok && !proxied(t, req) && near(tcp.AddrPort().Addr()))
 	}
-	found := reachInternet
-	if tcp, ok := at.(*net.TCPAddr); ok && !proxied(t, req) {
-		found = reachOf(tcp.AddrPort().Addr())
-	}
-	r.last.Store(int32(found))
-	return resp, nil
+	return resp, err
 }
 
 // proxied reports whether a request goes through an HTTP proxy, which resolves names itself.
@@ -83,7 +61,7 @@ func (r *registryReach) roundTrip(t *http.Transport, req *http.Request) (*http.R
 	return t.RoundTrip(req.WithContext(context.WithValue(req.Context(), directKey{}, !proxied(t, req))))
 }
 
-// guard makes a transport refuse addresses that are nearer than the registry.
+// guard makes a transport refuse addresses that the registry may not name.
 func (r *registryReach) guard(t *http.Transport, rate *Rate) *http.Transport {
 	dialer := &net.Dialer{Timeout: dialTimeout, ControlContext: r.control}
 	t.DialContext = dialWithGrace(dialer.DialContext, rate)
@@ -99,9 +77,12 @@ func (r *registryReach) control(ctx context.Context, _, address string, _ syscal
 	if err != nil {
 		return fmt.Errorf("address %q: %w", address, err)
 	}
-	if to := reachOf(host.Addr()); to > r.get() {
-		return protocolErrorf("sends this client to %s, a %s address, which only a registry with such an address may do",
-			host.Addr(), to)
+	switch a := host.Addr(); {
+	case forbidden(a):
+		return protocolErrorf("sends this client to %s, a link-local or unspecified address, which no registry may do", a)
+	case near(a) && !r.near.Load():
+		return protocolErrorf("sends this client to %s, a private address, which only a registry with such an address may do",
+			a)
 	}
 	return nil
 }

@@ -16,16 +16,24 @@ import (
 	"golang.org/x/net/dns/dnsmessage"
 )
 
-func TestReachOf(t *testing.T) {
-	for address, want := range map[string]reach{
-		"203.0.113.1": reachInternet, "2606:4700::1": reachInternet,
-		"10.0.0.1": reachPrivate, "192.168.1.1": reachPrivate, "100.64.0.1": reachPrivate, "fd00::1": reachPrivate,
-		"::ffff:10.0.0.1": reachPrivate,
-		"127.0.0.1":       reachLoopback, "::1": reachLoopback, "::ffff:127.0.0.1": reachLoopback,
-		"169.254.169.254": reachLink, "fe80::1": reachLink, "0.0.0.0": reachLink, "::": reachLink, "224.0.0.1": reachLink,
-		"::ffff:169.254.169.254": reachLink, "ff02::1": reachLink,
+func TestAddresses(t *testing.T) {
+	const public, private, none = "public", "near", "forbidden"
+	for address, want := range map[string]string{
+		"203.0.113.1": public, "2606:4700::1": public,
+		"10.0.0.1": private, "192.168.1.1": private, "100.64.0.1": private, "fd00::1": private,
+		"::ffff:10.0.0.1": private,
+		"127.0.0.1":       private, "::1": private, "::ffff:127.0.0.1": private,
+		"169.254.169.254": none, "fe80::1": none, "0.0.0.0": none, "::": none, "224.0.0.1": none,
+		"::ffff:169.254.169.254": none, "ff02::1": none,
 	} {
-		if got := reachOf(netip.MustParseAddr(address)); got != want {
+		a, got := netip.MustParseAddr(address), public
+		switch {
+		case forbidden(a):
+			got = none
+		case near(a):
+			got = private
+		}
+		if got != want {
 			t.Errorf("%s: %s, want %s", address, got, want)
 		}
 	}
@@ -111,7 +119,7 @@ func TestRebinding(t *testing.T) {
 		want      string
 	}{
 		"from the Internet to this computer": {onTheInternet, []string{"203.0.113.1", "127.0.0.1"}, false,
-			"127.0.0.1, a loopback address"},
+			"127.0.0.1, a private address"},
 		"from the Internet to a private network": {onTheInternet, []string{"203.0.113.1", "10.255.255.1"}, false,
 			"10.255.255.1, a private address"},
 		"from the Internet to machine credentials": {onTheInternet, []string{"203.0.113.1", "169.254.169.254"}, false,
@@ -132,7 +140,7 @@ func TestRebinding(t *testing.T) {
 		t.Cleanup(other.Close)
 		target := strings.Replace(other.URL, "127.0.0.1", "rebind.test", 1)
 		change := func(opts *Options) {
-			opts.Retries, opts.AllowRedirects = -1, true
+			opts.Retries = -1
 			tt.change(opts)
 		}
 		check := func(t *testing.T, registry *testRegistry, err error) {

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"net/http"
 	"slices"
-	"strings"
 
 	"github.com/opencontainers/go-digest"
 	"github.com/opencontainers/image-spec/specs-go"
@@ -84,11 +83,8 @@ type referrer struct {
 	Annotations  map[string]string   `json:"annotations"`
 }
 
-// referrerOf parses a manifest. Its subject is nil if it has none; Docker's formats have none.
+// referrerOf parses a manifest. Its subject is nil if it has none.
 func referrerOf(desc ocispec.Descriptor, raw []byte) (manifest referrer, err error) {
-	if !strings.HasPrefix(desc.MediaType, "application/vnd.oci.") {
-		return manifest, nil
-	}
 	if err := json.Unmarshal(raw, &manifest); err != nil {
 		return manifest, fmt.Errorf("manifest %s: is not valid JSON: %w", desc.Digest, err)
 	}

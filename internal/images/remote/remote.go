@@ -54,14 +54,8 @@ type Options struct {
 	// Retries is the retry budget of a request that fails for a transient reason, and of a blob transfer that makes
 	// no progress. 0 is [DefaultRetries]; negative disables retries.
 	Retries int
-	// MaxIdleConns is how many idle connections are kept open. 0 is 6.
-	MaxIdleConns int
 	// Rate limits the client's connections. Nil does not.
 	Rate *Rate
-	// AllowRedirects lets the registry redirect downloads to other hosts: of blobs, as registries do that keep them in
-	// S3 or behind a CDN, and of manifests, as registry.k8s.io does. The other host gets neither credential nor client
-	// certificate, is verified with the CAs of TLS, and must use HTTPS if the registry does.
-	AllowRedirects bool
 	// Log gets a line for each retry. Nil discards it.
 	Log *slog.Logger
 
@@ -75,8 +69,6 @@ const (
 	// DefaultRetries outlasts the restart of a registry's pod: the delays grow from 0.25 s to 8 s and add up to
 	// between 16 and 32 seconds.
 	DefaultRetries = 8
-
-	defaultMaxIdleConns = 6
 
 	// defaultIdleTimeout aborts a request whose body or response transfers no data for this long. It is then retried or
 	// resumed. It leaves room for TCP, which retransmits a lost packet after 0.2 s, doubling: after an outage of half
@@ -112,9 +104,6 @@ func New(opts Options) (*Registry, error) {
 		return nil, fmt.Errorf("registry %q: %w", opts.Host, err)
 	}
 	host := reg.Reference.Host()
-	if opts.MaxIdleConns <= 0 {
-		opts.MaxIdleConns = defaultMaxIdleConns
-	}
 	if opts.sleep == nil {
 		opts.sleep = sleep
 	}

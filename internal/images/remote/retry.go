@@ -50,13 +50,10 @@ func (p *retryPolicy) backOff(ctx context.Context, attempt int, resp *http.Respo
 		delay = max(delay, response.retryAfter)
 	}
 	if p.log != nil {
-		reason := slog.String("status", "")
-		if err != nil {
-			reason = slog.String("error", redact(withoutURL(err).Error()))
-		} else {
-			reason.Value = slog.StringValue(resp.Status)
+		if err == nil {
+			err = errors.New(resp.Status)
 		}
-		attrs = append([]any{slog.String("registry", p.host), reason}, attrs...)
+		attrs = append([]any{slog.String("registry", p.host), slog.String("error", redact(withoutURL(err).Error()))}, attrs...)
 		p.log.Warn("registry request failed, retrying",
 			append(attrs, slog.Int("attempt", attempt+1), slog.Duration("delay", delay))...)
 	}

@@ -2,6 +2,7 @@ package remote
 
 import (
 	"crypto/tls"
+	"fmt"
 	"net"
 	"net/http"
 	"net/url"
@@ -11,6 +12,8 @@ import (
 
 const (
 	dialTimeout = 30 * time.Second // as http.DefaultTransport
+
+	maxIdleConns = 100 // as many as a command may use at once
 
 	// maxRedirects is the limit of browsers and net/http.
 	maxRedirects = 10
@@ -22,12 +25,11 @@ const (
 // hostRouter sends requests to the registry, its token server and the hosts to which it redirects, each with the
 // trust and client certificate that they may have.
 type hostRouter struct {
-	host           string
-	allowRedirects bool
-	registry       *http.Transport
-	others         *http.Transport // trusts the same CAs, without a client certificate
-	servers        tokenServers
-	reach          *registryReach
+	host     string
+	registry *http.Transport
+	others   *http.Transport // trusts the same CAs, without a client certificate
+	servers  tokenServers
+	reach    *registryReach
 }
 
 func newHostRouter(host string, opts Options) *hostRouter {
@@ -37,12 +39,11 @@ func newHostRouter(host string, opts Options) *hostRouter {
 	}
 	reach := &registryReach{}
 	return &hostRouter{
-		host:           host,
-		allowRedirects: opts.AllowRedirects,
-		registry:       newTransport(opts, opts.DialContext, opts.TLS.Clone()),
-		others:         reach.guard(newTransport(opts, nil, othersTLS), opts.Rate),
-		reach:          reach,
-		servers:        tokenServers{paths: map[string]string{}, realms: map[string]*url.URL{}},
+		host:     host,
+		registry: newTransport(opts, opts.DialContext, opts.TLS.Clone()),
+		others:   reach.guard(newTransport(opts, nil, othersTLS), opts.Rate),
+		reach:    reach,
+		servers:  tokenServers{paths: map[string]string{}, realms: map[string]*url.URL{}},
 	}
 }
 
@@ -58,7 +59,7 @@ func newTransport(opts Options, dial dialFunc, config *tls.Config) *http.Transpo
 		Protocols:           &protocols,
 		TLSClientConfig:     config,
 		TLSHandshakeTimeout: dialTimeout,
-		MaxIdleConnsPerHost: opts.MaxIdleConns,
+		MaxIdleConnsPerHost: maxIdleConns,
 		IdleConnTimeout:     90 * time.Second, // as http.DefaultTransport
 		WriteBufferSize:     bufferSize,
 		DisableCompression:  true, // digests and sizes are those of the stored content
@@ -80,10 +81,14 @@ func (h *hostRouter) closeIdle() {
 func (h *hostRouter) RoundTrip(req *http.Request) (*http.Response, error) {
 	if sameHost(req.URL, h.host) {
 		if token := h.servers.request(req); token != nil {
-			return h.requestToken(token)
+			resp, err := h.reach.roundTrip(h.others, token)
+			if err != nil {
+				err = fmt.Errorf("token server %s: %w", token.URL.Host, err)
+			}
+			return resp, err
 		}
 		resp, err := h.reach.observe(h.registry, req)
-		if err == nil && resp.StatusCode == http.StatusUnauthorized && h.reach.get() != reachInternet {
+		if err == nil && resp.StatusCode == http.StatusUnauthorized && h.reach.near.Load() {
 			h.servers.rewriteRealm(resp)
 		}
 		return resp, err
@@ -91,8 +96,10 @@ func (h *hostRouter) RoundTrip(req *http.Request) (*http.Response, error) {
 	return h.reach.roundTrip(h.others, req)
 }
 
-// checkRedirect implements [Options.AllowRedirects]. Only GET and HEAD may be redirected, even to the same host.
-// Addresses are checked when they are dialed ([registryReach]).
+// checkRedirect lets the registry redirect GET and HEAD to other hosts: of blobs, as registries do that keep them in S3
+// or behind a CDN, and of manifests, as registry.k8s.io does. The other host gets neither credential nor client
+// certificate, is verified with the CAs of [Options.TLS], and must use HTTPS if the registry does. Addresses are
+// checked when they are dialed ([registryReach]).
 func (h *hostRouter) checkRedirect(req *http.Request, via []*http.Request) error {
 	first := via[0]
 	switch {
@@ -106,8 +113,6 @@ func (h *hostRouter) checkRedirect(req *http.Request, via []*http.Request) error
 		return protocolErrorf("redirected from HTTPS to %s://%s, which is not allowed", req.URL.Scheme, req.URL.Host)
 	case sameHost(req.URL, h.host):
 		return nil
-	case !h.allowRedirects:
-		return protocolErrorf("redirected to %s, which is not allowed", req.URL.Host)
 	}
 	// net/http drops these for other host names, but not for other ports.
 	for _, header := range []string{"Authorization", "Cookie"} {

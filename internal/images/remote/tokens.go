@@ -2,10 +2,8 @@ package remote
 
 import (
 	"crypto/rand"
-	"fmt"
 	"net"
 	"net/http"
-	"net/netip"
 	"net/url"
 	"regexp"
 	"slices"
@@ -40,7 +38,6 @@ func (s *tokenServers) rewriteRealm(resp *http.Response) {
 		realm.Scheme != "https" && (realm.Scheme != "http" || registry.Scheme != "http") {
 		return
 	}
-	near := func(a netip.Addr) bool { return reachOf(a) != reachInternet }
 	addresses, _ := net.DefaultResolver.LookupNetIP(resp.Request.Context(), "ip", realm.Hostname())
 	if !slices.ContainsFunc(addresses, near) {
 		return // auth.Client accepts it, or reports that it cannot be resolved
@@ -69,12 +66,4 @@ func (s *tokenServers) request(req *http.Request) *http.Request {
 	req = req.Clone(req.Context())
 	req.URL, req.Host = &target, target.Host
 	return req
-}
-
-func (h *hostRouter) requestToken(req *http.Request) (*http.Response, error) {
-	resp, err := h.reach.roundTrip(h.others, req)
-	if err != nil {
-		return nil, fmt.Errorf("token server %s: %w", req.URL.Host, err)
-	}
-	return resp, nil
 }

@@ -253,7 +253,7 @@ func (u *upload) put(ctx context.Context, location *url.URL, offset int64) error
 	}
 	defer func() { current.release() }()
 	if offset == u.desc.Size {
-		// Nothing is left to send, but the content may be longer than its descriptor says.
+		// Nothing is left to send.
 		if err := current.verify(); err != nil {
 			return err
 		}

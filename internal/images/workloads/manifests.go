@@ -97,27 +97,14 @@ func (s *Set) addOne(o *unstructured.Unstructured) error {
 	return s.add(o.GetKind(), typed)
 }
 
-// withPods returns an empty object of a kind, or nil for kinds without pods.
+// withPods returns an empty object of a kind of Kubernetes, or nil for kinds without pods.
 func withPods(kind string) runtime.Object {
-	switch kind {
-	case "Pod":
-		return &corev1.Pod{}
-	case "PodTemplate":
-		return &corev1.PodTemplate{}
-	case "ReplicationController":
-		return &corev1.ReplicationController{}
-	case "Deployment":
-		return &appsv1.Deployment{}
-	case "ReplicaSet":
-		return &appsv1.ReplicaSet{}
-	case "StatefulSet":
-		return &appsv1.StatefulSet{}
-	case "DaemonSet":
-		return &appsv1.DaemonSet{}
-	case "Job":
-		return &batchv1.Job{}
-	case "CronJob":
-		return &batchv1.CronJob{}
+	for _, version := range []schema.GroupVersion{corev1.SchemeGroupVersion, appsv1.SchemeGroupVersion,
+		batchv1.SchemeGroupVersion} {
+		o, err := scheme.Scheme.New(version.WithKind(kind))
+		if err == nil && (podSpec(o) != nil || kind == "ReplicationController") { // whose template is a pointer
+			return o
+		}
 	}
 	return nil
 }

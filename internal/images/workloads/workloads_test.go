@@ -106,7 +106,7 @@ func TestUsing(t *testing.T) {
 			t.Errorf("%s %q is used by %q, want %q", c.image.Repository, c.image.Tags, got, c.want)
 		}
 	}
-	// The checksum is that of the name: see images.WithZarfTags.
+	// The checksum is that of the name: see name.ZarfTag.
 	zarf := image("library/nginx", "latest-zarf-3793515731")
 	if got := set.Using(zarf); len(got) > 0 {
 		t.Errorf("%q use %q", got, zarf.Tags)

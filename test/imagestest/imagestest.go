@@ -1,0 +1,423 @@
+// Package imagestest makes images, layouts, archives and a registry of another project for tests.
+package imagestest
+
+import (
+	"archive/tar"
+	"bytes"
+	"compress/gzip"
+	"encoding/json"
+	"fmt"
+	"io"
+	"log"
+	"math/rand/v2"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/distribution/distribution/v3/configuration"
+	"github.com/distribution/distribution/v3/registry/handlers"
+	_ "github.com/distribution/distribution/v3/registry/storage/driver/filesystem" // of the registry
+	"github.com/klauspost/compress/zstd"
+	"github.com/opencontainers/go-digest"
+	"github.com/opencontainers/image-spec/specs-go"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+	"github.com/sirupsen/logrus"
+	"oras.land/oras-go/v2/content"
+	"oras.land/oras-go/v2/registry/remote/auth"
+
+	"github.com/zarf-dev/zarf-registry/internal/images/blob"
+	"github.com/zarf-dev/zarf-registry/internal/images/graph"
+	"github.com/zarf-dev/zarf-registry/internal/images/name"
+	"github.com/zarf-dev/zarf-registry/internal/images/remote"
+	"github.com/zarf-dev/zarf-registry/internal/oci"
+)
+
+// Username and Password are what writing to a [Registry] needs.
+const Username, Password = "push", "a long secret"
+
+// Registry is distribution's registry behind TLS. Only writing needs the credential.
+type Registry struct {
+	*httptest.Server
+	App http.Handler
+
+	mu       sync.Mutex
+	requests []string // method and path
+	front    func(w http.ResponseWriter, r *http.Request) (handled bool)
+}
+
+// NewRegistry starts an empty registry.
+func NewRegistry(t *testing.T) *Registry {
+	t.Helper()
+	// Not in memory: that driver takes a lock for as long as it copies all there is.
+	config := &configuration.Configuration{Storage: configuration.Storage{"filesystem": {"rootdirectory": t.TempDir()}}}
+	config.HTTP.RelativeURLs = true
+	logrus.SetOutput(io.Discard) // distribution logs each request
+	app := handlers.NewApp(t.Context(), config)
+	t.Cleanup(func() {
+		if err := app.Shutdown(); err != nil {
+			t.Error(err)
+		}
+	})
+	reg := &Registry{App: app}
+	reg.Server = httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		user, password, _ := r.BasicAuth()
+		if r.Method != http.MethodGet && r.Method != http.MethodHead && (user != Username || password != Password) {
+			w.Header().Set("WWW-Authenticate", `Basic realm="zarf-registry"`)
+			w.Header().Set("Content-Type", "application/json")
+			w.WriteHeader(http.StatusUnauthorized)
+			io.WriteString(w, `{"errors":[{"code":"UNAUTHORIZED","message":"authentication required"}]}`)
+			return
+		}
+		reg.mu.Lock()
+		reg.requests = append(reg.requests, r.Method+" "+r.URL.Path)
+		front := reg.front
+		reg.mu.Unlock()
+		if front != nil && front(w, r) {
+			return
+		}
+		app.ServeHTTP(w, r)
+	}))
+	reg.Config.ErrorLog = log.New(io.Discard, "", 0)
+	reg.StartTLS()
+	t.Cleanup(reg.Close)
+	return reg
+}
+
+// Host returns the registry's host name and port.
+func (r *Registry) Host() string { return strings.TrimPrefix(r.URL, "https://") }
+
+// SetFront lets a function handle requests first, unless it is nil.
+func (r *Registry) SetFront(front func(http.ResponseWriter, *http.Request) bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.front = front
+}
+
+// Count returns how many requests began with the prefix, and resets the record.
+func (r *Registry) Count(prefix string) int {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	n := 0
+	for _, request := range r.requests {
+		if strings.HasPrefix(request, prefix) {
+			n++
+		}
+	}
+	r.requests = nil
+	return n
+}
+
+// Requests returns the requests since the last Count, and resets the record.
+func (r *Registry) Requests() []string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	requests := r.requests
+	r.requests = nil
+	return requests
+}
+
+// NewClient returns a client of the registry.
+func (r *Registry) NewClient(t *testing.T, change func(*remote.Options)) *remote.Registry {
+	t.Helper()
+	opts := remote.Options{
+		Host:       r.Host(),
+		TLS:        r.Client().Transport.(*http.Transport).TLSClientConfig.Clone(),
+		Credential: auth.StaticCredential(r.Host(), auth.Credential{Username: Username, Password: Password}),
+	}
+	if change != nil {
+		change(&opts)
+	}
+	reg, err := remote.New(opts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(reg.Close)
+	return reg
+}
+
+// Get reads a manifest or blob back, as a container runtime would.
+func (r *Registry) Get(t *testing.T, path string) []byte {
+	t.Helper()
+	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, r.URL+"/v2/"+path, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, mediaType := range []string{ocispec.MediaTypeImageManifest, ocispec.MediaTypeImageIndex,
+		oci.MediaTypeDockerManifest, oci.MediaTypeDockerManifestList} {
+		req.Header.Add("Accept", mediaType)
+	}
+	resp, err := r.Client().Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	body, err := io.ReadAll(resp.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if resp.StatusCode != http.StatusOK {
+		t.Fatalf("GET %s: %s: %s", path, resp.Status, body)
+	}
+	return body
+}
+
+// CheckWhole verifies that the registry has all blobs of an image under its tag.
+func (r *Registry) CheckWhole(t *testing.T, src content.Fetcher, image graph.Image) {
+	t.Helper()
+	repository, tag, err := name.Repository(image.Reference)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := digest.FromBytes(r.Get(t, repository+"/manifests/"+tag)); got != image.Descriptor.Digest {
+		t.Errorf("%s has digest %s in the registry, want %s", image.Reference, got, image.Descriptor.Digest)
+	}
+	for _, node := range Nodes(t, src, image.Descriptor) {
+		kind := "/blobs/"
+		if oci.IsManifestOrIndex(node.MediaType) {
+			kind = "/manifests/"
+		}
+		if got := digest.FromBytes(r.Get(t, repository+kind+node.Digest.String())); got != node.Digest {
+			t.Errorf("%s %s has digest %s in the registry", oci.Kind(node.MediaType), node.Digest, got)
+		}
+	}
+}
+
+// Noise returns incompressible bytes that depend only on the seed.
+func Noise(seed uint64, size int) []byte {
+	b := make([]byte, size)
+	source := rand.NewChaCha8([32]byte{byte(seed), byte(seed >> 8), 1})
+	source.Read(b)
+	return b
+}
+
+// Index stores an index with an image per platform. Each image has its own layer of the given
+// size, and all share another layer.
+func Index(t testing.TB, store *graph.Store, reference string, size int, architectures ...string) graph.Image {
+	t.Helper()
+	index := ocispec.Index{Versioned: specs.Versioned{SchemaVersion: 2}, MediaType: ocispec.MediaTypeImageIndex}
+	shared := Add(store, digest.SHA256, ocispec.MediaTypeImageLayer, Noise(0, size/4))
+	for i, arch := range architectures {
+		layer := Add(store, digest.SHA256, ocispec.MediaTypeImageLayer, Noise(uint64(i+1+size), size))
+		platform := ocispec.Platform{OS: "linux", Architecture: arch}
+		config := AddJSON(t, store, ocispec.MediaTypeImageConfig, ocispec.Image{
+			Platform: platform,
+			RootFS:   ocispec.RootFS{Type: "layers", DiffIDs: []digest.Digest{shared.Digest, layer.Digest}},
+		})
+		manifest := AddJSON(t, store, ocispec.MediaTypeImageManifest, ocispec.Manifest{
+			Versioned: specs.Versioned{SchemaVersion: 2},
+			MediaType: ocispec.MediaTypeImageManifest,
+			Config:    config,
+			Layers:    []ocispec.Descriptor{shared, layer},
+		})
+		manifest.Platform = &platform
+		index.Manifests = append(index.Manifests, manifest)
+	}
+	root := AddJSON(t, store, ocispec.MediaTypeImageIndex, index)
+	return graph.Image{Reference: reference, Descriptor: root}
+}
+
+// File is an entry of an archive.
+type File struct {
+	Name string
+	Data []byte
+	Link string
+	Kind byte // tar type; 0 means a regular file, or a symbolic link if Link is set
+}
+
+// Tar returns an archive.
+func Tar(t testing.TB, files ...File) []byte {
+	t.Helper()
+	var buf bytes.Buffer
+	tw := tar.NewWriter(&buf)
+	for _, f := range files {
+		header := &tar.Header{Name: f.Name, Size: int64(len(f.Data)), Mode: 0o644, Linkname: f.Link, Typeflag: f.Kind}
+		if f.Kind == 0 {
+			header.Typeflag = tar.TypeReg
+			if f.Link != "" {
+				header.Typeflag = tar.TypeSymlink
+			}
+		}
+		if err := tw.WriteHeader(header); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := tw.Write(f.Data); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := tw.Close(); err != nil {
+		t.Fatal(err)
+	}
+	return buf.Bytes()
+}
+
+// Gzip compresses data.
+func Gzip(t testing.TB, b []byte) []byte {
+	t.Helper()
+	var buf bytes.Buffer
+	z := gzip.NewWriter(&buf)
+	if _, err := z.Write(b); err != nil {
+		t.Fatal(err)
+	}
+	if err := z.Close(); err != nil {
+		t.Fatal(err)
+	}
+	return buf.Bytes()
+}
+
+// Zstd compresses data.
+func Zstd(t testing.TB, b []byte) []byte {
+	t.Helper()
+	z, err := zstd.NewWriter(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer z.Close()
+	return z.EncodeAll(b, nil)
+}
+
+// JSON encodes a value.
+func JSON(t testing.TB, v any) []byte {
+	t.Helper()
+	raw, err := json.Marshal(v)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return raw
+}
+
+// Temp writes a file, and returns its path.
+func Temp(t *testing.T, name string, b []byte) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), name)
+	if err := os.WriteFile(path, b, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+// Layout returns the files of an OCI layout with the images and their annotations.
+func Layout(t testing.TB, store *graph.Store, listed ...ocispec.Descriptor) []File {
+	t.Helper()
+	files := []File{
+		{Name: ocispec.ImageLayoutFile, Data: []byte(`{"imageLayoutVersion":"1.0.0"}`)},
+		{Name: ocispec.ImageIndexFile, Data: JSON(t, ocispec.Index{Versioned: specs.Versioned{SchemaVersion: 2},
+			Manifests: listed})},
+	}
+	seen := map[digest.Digest]bool{}
+	for _, desc := range listed {
+		for _, node := range Nodes(t, store, desc) {
+			if !seen[node.Digest] {
+				seen[node.Digest] = true
+				files = append(files, File{Name: oci.BlobPath(node.Digest), Data: Fetch(t, store, node)})
+			}
+		}
+	}
+	return files
+}
+
+// Nodes returns an image and everything that it refers to, dependencies first.
+func Nodes(t testing.TB, src content.Fetcher, root ocispec.Descriptor) []ocispec.Descriptor {
+	t.Helper()
+	nodes, err := graph.Nodes(t.Context(), src, root)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return nodes
+}
+
+// Decode reads JSON content.
+func Decode[T any](t testing.TB, src content.Fetcher, desc ocispec.Descriptor) (v T) {
+	t.Helper()
+	if err := graph.FetchJSON(t.Context(), src, desc, &v); err != nil {
+		t.Fatal(err)
+	}
+	return v
+}
+
+// AddJSON adds v as JSON to a store.
+func AddJSON(t testing.TB, to *graph.Store, mediaType string, v any) ocispec.Descriptor {
+	t.Helper()
+	return Add(to, digest.SHA256, mediaType, JSON(t, v))
+}
+
+// Add adds content to a store under a digest of any algorithm.
+func Add(to *graph.Store, algorithm digest.Algorithm, mediaType string, b []byte) ocispec.Descriptor {
+	desc := ocispec.Descriptor{MediaType: mediaType, Digest: algorithm.FromBytes(b), Size: int64(len(b))}
+	to.Put(desc.Digest, blob.FromBytes(b))
+	return desc
+}
+
+// Annotated returns the descriptor of an image with annotations.
+func Annotated(image graph.Image, annotations map[string]string) ocispec.Descriptor {
+	desc := image.Descriptor
+	desc.Annotations = annotations
+	return desc
+}
+
+// WriteLayout writes the files to a directory.
+func WriteLayout(t *testing.T, files []File) string {
+	t.Helper()
+	dir := t.TempDir()
+	for _, f := range files {
+		path := filepath.Join(dir, filepath.FromSlash(f.Name))
+		if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, f.Data, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return dir
+}
+
+// Fetch reads content.
+func Fetch(t testing.TB, src content.Fetcher, desc ocispec.Descriptor) []byte {
+	t.Helper()
+	b, err := content.FetchAll(t.Context(), src, desc)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
+
+// DockerImage is an element of a docker archive's manifest.json.
+type DockerImage struct {
+	Config   string
+	RepoTags []string
+	Layers   []string
+}
+
+// Docker returns the files that docker save writes before version 25: for each layer a
+// directory with its tar and legacy metadata, the configuration named by its digest, manifest.json and
+// repositories.
+func Docker(t testing.TB, tags []string, layers ...[]byte) []File {
+	t.Helper()
+	config := ocispec.Image{
+		Platform: ocispec.Platform{OS: "linux", Architecture: "amd64"},
+		RootFS:   ocispec.RootFS{Type: "layers"},
+	}
+	var files []File
+	saved := DockerImage{RepoTags: tags}
+	for i, layer := range layers {
+		dir := fmt.Sprintf("%064x", i+1)
+		files = append(files,
+			File{Name: dir + "/", Kind: tar.TypeDir},
+			File{Name: dir + "/VERSION", Data: []byte("1.0")},
+			File{Name: dir + "/json", Data: []byte("{}")},
+			File{Name: dir + "/layer.tar", Data: layer},
+		)
+		saved.Layers = append(saved.Layers, dir+"/layer.tar")
+		config.RootFS.DiffIDs = append(config.RootFS.DiffIDs, digest.FromBytes(layer))
+	}
+	rawConfig := JSON(t, config)
+	saved.Config = digest.FromBytes(rawConfig).Encoded() + ".json"
+	return append(files,
+		File{Name: saved.Config, Data: rawConfig},
+		File{Name: "manifest.json", Data: JSON(t, []DockerImage{saved})},
+		File{Name: "repositories", Data: []byte("{}")},
+	)
+}
