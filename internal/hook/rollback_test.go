@@ -48,6 +48,7 @@ func TestRollbackFromExternalModeNamesTheCommandForTheClaim(t *testing.T) {
 	b.mode(state.ModeProxy)
 	b.hook.Settings.Storage.Claim.Name, b.hook.Settings.Release = "zarf-registry", "images"
 	b.mustFail(b.hook.Rollback(t.Context()), true, "cannot take back PersistentVolumeClaim zarf/zarf-registry",
+		"helm rollback images --namespace zarf, ",
 		"helm upgrade with", "helm get values images --namespace zarf --revision REVISION")
 	b.mustNotWrite()
 	b.hook.Settings.HelmAdopts = true

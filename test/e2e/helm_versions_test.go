@@ -70,6 +70,7 @@ func testRollbacks(t *testing.T, w *world, version string) {
 			if job := w.jobLog(t, "rollback"); !strings.Contains(job+errOut, "then helm upgrade with --reset-values") {
 				t.Errorf("the Job does not name the commands: %s %s", errOut, job)
 			}
+			output(t, w.command(t, w.helm, "rollback", release, "-n", namespace, "--timeout", "5m"))
 			w.helmChart(t, "upgrade", nodePortMode, "--reset-values")
 		}
 		w.isIn(t, state.ModeNodePort, state.SourceValue)
