@@ -12,6 +12,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/zarf-dev/zarf-registry/test/golden"
 )
 
 // A paragraph of a test's comment that states a claim about security, or the claim of the named subtests, which are
@@ -47,7 +49,7 @@ func TestClaimsPageIsCurrent(t *testing.T) {
 	for _, dir := range slices.Sorted(maps.Keys(rows)) {
 		fmt.Fprintf(&page, "\n## %s\n\n|claim|test|\n|---|---|\n%s", dir, strings.Join(rows[dir], ""))
 	}
-	current(t, "reference/claims.md", page.Bytes())
+	golden.File(t, "reference/claims.md", page.String())
 }
 
 // testsOf returns the arguments of go test -run that select the subtests of a test, or the test itself.

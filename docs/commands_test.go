@@ -2,20 +2,16 @@ package docs
 
 import (
 	"bytes"
-	"flag"
 	"fmt"
 	"io"
-	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 
 	"github.com/spf13/cobra"
 
 	"github.com/zarf-dev/zarf-registry/internal/cli"
+	"github.com/zarf-dev/zarf-registry/test/golden"
 )
-
-var update = flag.Bool("update", false, "write the pages that are generated")
 
 // TestCommandsPageIsCurrent compares reference/commands.md with the help of all commands.
 func TestCommandsPageIsCurrent(t *testing.T) {
@@ -37,24 +33,7 @@ func TestCommandsPageIsCurrent(t *testing.T) {
 	}
 	add(cli.New(io.Discard, io.Discard), nil)
 
-	current(t, "reference/commands.md", page.Bytes())
-}
-
-// current compares a generated page with its file; -update writes it.
-func current(t *testing.T, name string, page []byte) {
-	t.Helper()
-	if *update {
-		if err := os.WriteFile(filepath.FromSlash(name), page, 0o644); err != nil {
-			t.Fatal(err)
-		}
-	}
-	content, err := os.ReadFile(filepath.FromSlash(name))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if !bytes.Equal(content, page) {
-		t.Errorf("%s is not current: go test ./docs -run %s -update", name, t.Name())
-	}
+	golden.File(t, "reference/commands.md", page.String())
 }
 
 func helpOf(t *testing.T, args []string) string {

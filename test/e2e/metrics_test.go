@@ -1,7 +1,6 @@
 package e2e
 
 import (
-	"flag"
 	"maps"
 	"net"
 	"os"
@@ -12,9 +11,9 @@ import (
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
-)
 
-var update = flag.Bool("update", false, "write the captured metrics of templates-tests/testdata/metrics")
+	"github.com/zarf-dev/zarf-registry/test/golden"
+)
 
 // testMetrics scrapes every pod and compares the names of metrics and labels with the captured
 // pages, which the tests of alerts, dashboard and docs/reference/monitoring.md use. Pages are captured from
@@ -33,7 +32,7 @@ func testMetrics(t *testing.T, w *world, exposed bool) {
 		}
 		for i, p := range pods {
 			page := w.scrape(t, p, port)
-			if *update && exposed && i == 0 {
+			if *golden.Update && exposed && i == 0 {
 				if err := os.WriteFile(file, []byte(withoutVersions(page)), 0o644); err != nil {
 					t.Fatal(err)
 				}

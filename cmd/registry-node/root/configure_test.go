@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
-	"flag"
 	"io/fs"
 	"maps"
 	"os"
@@ -18,9 +17,8 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/exitcode"
 	"github.com/zarf-dev/zarf-registry/internal/node/noderuntime"
 	"github.com/zarf-dev/zarf-registry/internal/pki"
+	"github.com/zarf-dev/zarf-registry/test/golden"
 )
-
-var update = flag.Bool("update", false, "write the golden files")
 
 const (
 	k3sFile = "/etc/rancher/k3s/registries.yaml"
@@ -177,28 +175,6 @@ func (m *machine) same(what string, want map[string]onNode) {
 	}
 }
 
-func golden(t *testing.T, name, got string) {
-	t.Helper()
-	file := filepath.Join("testdata", "configure", name+".golden")
-	if *update {
-		if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(file, []byte(got), 0o644); err != nil {
-			t.Fatal(err)
-		}
-	}
-	want, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatalf("%v (to create it: go test ./cmd/registry-node/root -run Configure -update)", err)
-	}
-	if got != string(want) {
-		t.Errorf(
-			"%s (to accept it: go test ./cmd/registry-node/root -run Configure -update): got\n%s\nwant\n%s", file, got, want,
-		)
-	}
-}
-
 func k3sConfig() noderuntime.Config {
 	return noderuntime.Config{
 		Release: "zarf/zarf-registry", Address: "127.0.0.1:31999", Directories: []string{"/etc/rancher/k3s", k3sLive},
@@ -232,7 +208,7 @@ func TestConfigureK3s(t *testing.T) {
 	var all strings.Builder
 
 	first, report := m.mustRun()
-	golden(t, "k3s-first", first)
+	golden.File(t, "testdata/configure/k3s-first.golden", first)
 	all.WriteString(first)
 	files := m.files()
 	if got := files[k3sFile]; got.content != ours+registries || got.mode != 0o600 {
@@ -256,7 +232,7 @@ func TestConfigureK3s(t *testing.T) {
 	}
 
 	again, second := m.mustRun()
-	golden(t, "k3s-again", again)
+	golden.File(t, "testdata/configure/k3s-again.golden", again)
 	m.same("after a second run", files)
 	if second.Written != 0 || second.Unchanged != report.Written || !second.Changed.Equal(report.Changed) ||
 		second.Registries == nil || !second.Registries.Changed.Equal(report.Registries.Changed) {
@@ -266,20 +242,20 @@ func TestConfigureK3s(t *testing.T) {
 	secrets[noderuntime.KeyRegistries] = strings.Replace(registries, "first-secret", "second-secret", 1)
 	m.configure(config, secrets)
 	changed, _ := m.mustRun()
-	golden(t, "k3s-password", changed)
+	golden.File(t, "testdata/configure/k3s-password.golden", changed)
 	all.WriteString(changed)
 
 	config.K3s = noderuntime.K3s{}
 	config.Containerd.Directories, config.Mirrors = []string{k3sLive}, []string{"docker.io"}
 	m.configure(config, nil)
 	mirrors, third := m.mustRun()
-	golden(t, "k3s-mirrors", mirrors)
+	golden.File(t, "testdata/configure/k3s-mirrors.golden", mirrors)
 	all.WriteString(mirrors)
 	if third.Registries == nil || !third.Registries.Gone || third.Restored != 1 {
 		t.Errorf("report %+v %+v", third, third.Registries)
 	}
 	restored, last := m.mustRun("--restore")
-	golden(t, "k3s-restore", restored)
+	golden.File(t, "testdata/configure/k3s-restore.golden", restored)
 	all.WriteString(restored)
 	m.same("after a restore", before)
 	if last.Registries != nil || last.Removed != 1 || !last.Changed.IsZero() {

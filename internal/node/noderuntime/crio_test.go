@@ -25,11 +25,6 @@ func crioConfig() Config {
 	}
 }
 
-func caError(data []byte) string {
-	_, err := pki.ParseBundle(data)
-	return err.Error()
-}
-
 func authority(t *testing.T) []byte {
 	t.Helper()
 	a, err := pki.NewCA("nodes' proxies", time.Date(2026, 1, 2, 0, 0, 0, 0, time.UTC), 24*time.Hour)

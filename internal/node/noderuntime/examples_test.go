@@ -2,7 +2,6 @@ package noderuntime
 
 import (
 	"encoding/base64"
-	"flag"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -10,10 +9,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
+	"github.com/zarf-dev/zarf-registry/test/golden"
 )
-
-var update = flag.Bool("update", false, "write the golden files")
 
 const (
 	k3sFile  = "/etc/rancher/k3s/registries.yaml"
@@ -99,21 +96,8 @@ func TestExamples(t *testing.T) {
 			if parts["registries.yaml"] != "" && strings.Contains(parts["registries.yaml"], "_file") && len(looked) == 0 {
 				t.Error("no certificate was checked")
 			}
-			golden(t, file, string(data), got.String())
+			golden.File(t, file, got.String())
 		})
-	}
-}
-
-func golden(t *testing.T, file, want, got string) {
-	t.Helper()
-	if *update {
-		if err := os.WriteFile(file, []byte(got), 0o644); err != nil {
-			t.Fatal(err)
-		}
-		return
-	}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("%s (to accept it: go test ./internal/node/noderuntime -update):\n%s", file, diff)
 	}
 }
 
