@@ -30,6 +30,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/release/settings"
 	"github.com/zarf-dev/zarf-registry/internal/release/state"
 	"github.com/zarf-dev/zarf-registry/internal/status"
+	files "github.com/zarf-dev/zarf-registry/test/golden"
 )
 
 func same(t *testing.T, what, got, want string) {
@@ -45,6 +46,7 @@ var proxyOptions = settings.Settings{
 }
 
 func TestPreflightIsPrintedWithCauseAndRemedy(t *testing.T) {
+	golden := files.Open(t, "plan")
 	f := &chartFlags{globalFlags: &globalFlags{namespace: "zarf"}, release: "zarf-registry", output: "table"}
 	c := &chart.Chart{Metadata: &chart.Metadata{Version: "0.1.0"}}
 	plan := &install.Plan{Settings: proxyOptions, Manifest: "kind: A\n", Findings: []preflight.Finding{
@@ -57,20 +59,7 @@ func TestPreflightIsPrintedWithCauseAndRemedy(t *testing.T) {
 	if _, ok := errors.AsType[*silent](err); !ok {
 		t.Errorf("a blocker gives the error %v", err)
 	}
-	same(t, "text", out.String(), `Dry run: would install release zarf-registry in namespace zarf with chart 0.1.0.
-proxy mode at 127.0.0.1:31999, source: value.
-
-blocker  port: Service default/web
-  cause:  it has the port
-  remedy: kubectl delete service web
-
-warning  cri-o
-  cause:  a <strange> runtime
-  remedy: one line
-          and another
-
-blockers: 1, warnings: 1; no changes were made
-`)
+	golden.Check(t, "text", out.String())
 
 	out.Reset()
 	plan.Findings = plan.Findings[1:]
@@ -102,53 +91,19 @@ func TestTheResultSaysHowToPushAndPull(t *testing.T) {
 	anonymous.AnonymousPull = true
 	external := proxyOptions
 	external.Mode, external.Address = state.ModeExternal, "registry.example.com/team"
-	for name, c := range map[string]struct {
-		options settings.Settings
-		want    string
-	}{
-		"proxy": {proxyOptions,
-			`zarf-registry 0.1.0 is installed: proxy mode, release zarf-registry in namespace zarf, revision 1.
-
-Images come from 127.0.0.1:31999 on every node:
-
-  push   zarf-registry images push ARCHIVE...
-  use    image: 127.0.0.1:31999/REPOSITORY:TAG
-  check  zarf-registry status
-`},
-		"nodeport": {nodePort, `zarf-registry 0.1.0 is installed: nodeport mode, release zarf-registry in namespace other, revision 1.
-
-Images come from 127.0.0.1:31999 on every node:
-
-  push   zarf-registry images push --namespace other --name full ARCHIVE...
-  use    image: 127.0.0.1:31999/REPOSITORY:TAG
-         imagePullSecrets: [{name: full-pull}], after copying Secret other/full-pull to the pod's namespace
-  check  zarf-registry status --namespace other --name full
-`},
-		"nodeport without a credential": {anonymous,
-			`zarf-registry 0.1.0 is installed: nodeport mode, release zarf-registry in namespace other, revision 1.
-
-Images come from 127.0.0.1:31999 on every node:
-
-  push   zarf-registry images push --namespace other --name full ARCHIVE...
-  use    image: 127.0.0.1:31999/REPOSITORY:TAG
-  check  zarf-registry status --namespace other --name full
-`},
-		"external": {external, `zarf-registry 0.1.0 is installed: external mode, release zarf-registry in namespace zarf, revision 1.
-
-Images come from registry.example.com/team.
-
-  check  zarf-registry status
-`},
+	golden := files.Open(t, "result")
+	for name, options := range map[string]settings.Settings{
+		"proxy": proxyOptions, "nodeport": nodePort, "nodeport without a credential": anonymous, "external": external,
 	} {
 		t.Run(name, func(t *testing.T) {
-			f := &chartFlags{globalFlags: &globalFlags{namespace: c.options.Namespace}, release: "zarf-registry",
+			f := &chartFlags{globalFlags: &globalFlags{namespace: options.Namespace}, release: "zarf-registry",
 				output: "table"}
-			result := &install.Result{Settings: c.options, Revision: 1, ChartVersion: "0.1.0", AppVersion: "0.1.0"}
+			result := &install.Result{Settings: options, Revision: 1, ChartVersion: "0.1.0", AppVersion: "0.1.0"}
 			var out bytes.Buffer
 			if err := f.printResult(&out, result); err != nil {
 				t.Fatal(err)
 			}
-			same(t, "text", out.String(), c.want)
+			golden.Check(t, name, out.String())
 
 			out.Reset()
 			f.output = "json"
@@ -156,7 +111,7 @@ Images come from registry.example.com/team.
 				t.Fatal(err)
 			}
 			var printed map[string]any
-			if err := json.Unmarshal(out.Bytes(), &printed); err != nil || printed["address"] != c.options.Address ||
+			if err := json.Unmarshal(out.Bytes(), &printed); err != nil || printed["address"] != options.Address ||
 				printed["revision"] != 1.0 {
 				t.Errorf("JSON: %v (%v)", printed, err)
 			}
@@ -305,13 +260,7 @@ func TestProgressIsLinesToRead(t *testing.T) {
 	log.Warn("a node does not report the pause image", "node", "n1", "images", []string{"a", "b"})
 	log.Warn("preflight", "check", "cri-o", "object", "node n1", "cause", "it is new", "remedy", "do this")
 	log.Debug("not told")
-	same(t, "progress", out.String(), `prepare  1/8 look at the nodes: found 2 nodes (12ms)
-prepare  1/8 look at the nodes: failed (1s)
-prepare  done (2s)
-         waiting for the registry: 1 pod
-         warning: a node does not report the pause image node=n1 images="[a b]"
-         warning: cri-o: node n1: it is new; do this
-`)
+	files.Open(t, "progress").Check(t, "text", out.String())
 	out.Reset()
 	flags.log.Format = "json"
 	flags.progress(&out).Info("step done", "result", "x")
@@ -320,22 +269,8 @@ prepare  done (2s)
 	}
 }
 
-func TestTheRegistrysPodsAreCounted(t *testing.T) {
-	pods := []status.Pod{{Node: "n1", Ready: true}, {Node: "n2", Ready: true}, {Node: "n1", Ready: true}, {Node: "n3"}}
-	for want, g := range map[string]status.Registry{
-		"ready on node n1":             {Ready: true, Desired: 1, Pods: pods[:1]},
-		"3 pods ready, on node n1, n2": {Ready: true, Desired: 3, Pods: pods[:3]},
-		"1 of 2 pods ready, on node n2: it is gone": {Desired: 2, Pods: []status.Pod{pods[1], pods[3]},
-			Message: "it is gone"},
-		"not ready: it is gone": {Desired: 2, Pods: pods[3:], Message: "it is gone"},
-	} {
-		if got := registryLine(&g); got != want {
-			t.Errorf("got %q, want %q", got, want)
-		}
-	}
-}
-
 func TestStatusIsPrintedAsATable(t *testing.T) {
+	golden := files.Open(t, "status")
 	proxy := state.Settings{Mode: state.ModeProxy, Address: "127.0.0.1:31999", Port: 31999, IPFamily: state.IPv4,
 		DecidedBy: state.SourceValue}
 	nodePort := proxy
@@ -357,23 +292,7 @@ func TestStatusIsPrintedAsATable(t *testing.T) {
 		Payloads: []status.Payload{{Name: "zarf-registry-payload-0.1.0-registry-amd64", Present: 9, Desired: 9,
 			Complete: true}},
 	}
-	same(t, "healthy", printed(t, printStatus, r), `zarf-registry in namespace zarf: healthy
-
-mode          proxy, verified
-address       127.0.0.1:31999 (IPv4)
-source        value; written 2026-11-21T14:03:11Z by zarf-registry 0.1.0
-release       zarf-registry, revision 3, deployed
-registry      ready on node n1
-healer        2 of 2 pods ready
-payload       zarf-registry-payload-0.1.0-registry-amd64: complete, 9 ConfigMaps
-certificates  internal, no CA rotation in progress
-              zarf-registry-ca: 1800 days left
-              zarf-registry-server-tls: 9m20s left
-              zarf-registry-node-tls: not usable: it has expired
-
-NODE  READY  VIA    ENDPOINT  VERIFIED  MESSAGE
-n1    yes    proxy  yes       yes
-`)
+	golden.Check(t, "healthy", printed(t, printStatus, r))
 
 	r.NodeConfig = []status.NodeConfig{
 		{Node: "n1", Written: 1, Unchanged: 2, WrittenAt: time.Date(2026, 11, 21, 14, 3, 11, 0, time.UTC),
@@ -383,14 +302,7 @@ n1    yes    proxy  yes       yes
 		{Node: "n3", Effect: status.EffectFailed, Error: "no", Warnings: []string{"a"}},
 		{Node: "n4", Effect: status.EffectUnknown, Message: "no report"},
 	}
-	_, text, _ := strings.Cut(printed(t, printStatus, r), "n1    yes    proxy  yes       yes\n")
-	same(t, "with node configuration", text, `
-NODE  FILES                     WRITTEN               EFFECT             MESSAGE
-n1    3                         2026-11-21T14:03:11Z  mirrors in effect
-n2    0, 1 restored, 2 removed  -                     after a restart    sudo systemctl restart k3s; unless restarted since x; 2 warnings, first: a
-n3    0                         -                     failed             no; warning: a
-n4    0                         -                     unknown            no report
-`)
+	golden.Check(t, "with node configuration", printed(t, printStatus, r))
 	r.NodeConfig = nil
 
 	use := &reloadstatus.CacheReport{Size: 10_000_000_000, Used: 1_500_000_000, Hits: 900, Misses: 100}
@@ -400,30 +312,8 @@ n4    0                         -                     unknown            no repo
 		{Pod: status.Pod{Name: "c-3", Node: "n3", Ready: true}},
 		{Pod: status.Pod{Name: "c-4", Message: "ErrImagePull"}},
 	}}
-	_, text, _ = strings.Cut(printed(t, printStatus, r), "ready on node n1\n")
-	text, _, _ = strings.Cut(text, "healer")
-	same(t, "with caches", text, `caches        3 of 4 pods ready: ErrImagePull
-              c-1 on node n1: 1.5 GB of 10.0 GB used; 900 hits, 100 misses
-              c-2 on node n2: 0 B of 1.0 GB used; 0 hits, 0 misses, 2 stale answers
-              c-3 on node n3: ready
-              c-4: not ready: ErrImagePull
-`)
+	golden.Check(t, "with caches", printed(t, printStatus, r))
 	r.Caches = nil
-	for _, tt := range []struct {
-		rewriting status.Rewriting
-		want      string
-	}{
-		{status.Rewriting{Policy: "p", Effective: new(true)}, "p, takes effect"},
-		{status.Rewriting{Policy: "p", Effective: new(false), Message: "web:1 stays"},
-			"p, does not take effect: web:1 stays"},
-		{status.Rewriting{Policy: "p", Message: "it is forbidden"}, "p, not tried: it is forbidden"},
-	} {
-		r.Rewriting = &tt.rewriting
-		if text := printed(t, printStatus, r); !strings.Contains(text, "\nrewriting     "+tt.want+"\n") {
-			t.Errorf("want %q in:\n%s", tt.want, text)
-		}
-	}
-	r.Rewriting = nil
 
 	r.Healthy, r.Helm = false, nil
 	r.State.Phase, r.State.Current, r.State.Desired.HostNetwork = state.PhasePrepared, &nodePort, true
@@ -432,35 +322,11 @@ n4    0                         -                     unknown            no repo
 	r.Payloads[0].Complete, r.Payloads[0].Message = false, "ConfigMap x is missing"
 	r.Certificates, r.Nodes = nil, nil
 	r.Next = []string{"Do this.", "Do that."}
-	same(t, "unhealthy", printed(t, printStatus, r), `zarf-registry in namespace zarf: needs attention, see below
-
-mode      proxy, switching from nodeport
-address   127.0.0.1:31999 (IPv4, host network)
-source    value; written 2026-11-21T14:03:11Z by zarf-registry 0.1.0
-release   zarf-registry, not managed by Helm
-registry  not ready: no pod exists
-healer    1 of 2 pods ready: ErrImagePull; without an image: a, b
-payload   zarf-registry-payload-0.1.0-registry-amd64: incomplete: ConfigMap x is missing
-
-next
-  - Do this.
-  - Do that.
-`)
-}
-
-func TestTheOriginOfCertificatesIsALine(t *testing.T) {
-	rotation := &state.Rotation{Phase: state.RotationTrust, Since: time.Date(2026, 11, 21, 14, 3, 11, 0, time.UTC)}
-	for want, s := range map[string]*status.State{
-		"unknown": {},
-		"certManager, no CA rotation in progress":                             {PKI: &state.PKI{Mode: state.PKICertManager}},
-		"existingSecret, CA rotation since 2026-11-21T14:03:11Z, phase trust": {PKI: &state.PKI{Mode: state.PKIExistingSecret}, Rotation: rotation},
-	} {
-		same(t, "line", pkiLine(s), want)
-	}
-	same(t, "without a state", pkiLine(nil), "unknown")
+	golden.Check(t, "unhealthy", printed(t, printStatus, r))
 }
 
 func TestCertificatesArePrintedForPeople(t *testing.T) {
+	golden := files.Open(t, "certificates")
 	now := time.Date(2026, 11, 21, 12, 0, 0, 0, time.UTC)
 	fingerprint := func(digit string) string { return strings.Repeat(digit, 64) }
 	leaf := func(secret, role string) *status.SecretCertificate {
@@ -487,26 +353,7 @@ func TestCertificatesArePrintedForPeople(t *testing.T) {
 		Pods: []status.PodCertificates{{Pod: "zarf-registry-0", Node: "n1", Component: "registry", Loaded: report(12),
 			Current: true, TrustCurrent: true}},
 	}
-	same(t, "healthy", printed(t, printCertificates, r),
-		`certificates of zarf-registry in namespace zarf: nothing needs attention
-
-mode       internal
-lifetimes  certificates 365 days, CA 1825 days
-rotation   none in progress
-
-Secret zarf-registry-server-tls
-  subject  CN=zarf-registry,O=zarf-registry:server (zarf-registry:server)
-  names    zarf-registry, zarf-registry.zarf.svc
-  issuer   CN=authority
-  serial   1f
-  sha256   aaaaaaaaaaaaaaaa
-  trusts   cccccccccccccccc
-  valid    2026-11-21T11:00:00Z to 2027-11-21T12:00:00Z, 365 days left
-  renewal  due from 2027-05-22T12:00:00Z
-
-POD              NODE  LEAF              CURRENT  TRUST CURRENT  GENERATION  LOADED                ERRORS  MESSAGE
-zarf-registry-0  n1    aaaaaaaaaaaaaaaa  yes      yes            12          2026-11-21T12:00:00Z  0
-`)
+	golden.Check(t, "healthy", printed(t, printCertificates, r))
 
 	node.Valid, node.Message, node.Left, node.NotAfter = false, "it expired at 2026-11-21T11:30:00Z", -30*time.Minute,
 		now.Add(-30*time.Minute)
@@ -526,50 +373,10 @@ zarf-registry-0  n1    aaaaaaaaaaaaaaaa  yes      yes            12          202
 				Leaf: reloadstatus.Certificate{SHA256: fingerprint("b")}, ReloadErrors: 3}}, Message: "tls.key: broken"},
 		status.PodCertificates{Pod: "proxy-b", Message: "not running yet"})
 	r.Next = []string{"Do this."}
-	same(t, "unhealthy", printed(t, printCertificates, r),
-		`certificates of zarf-registry in namespace zarf: needs attention, see below
-
-mode      existingSecret
-rotation  phase reissue, since 2026-11-21T12:00:00Z: the authority was asked for
-waiting   pod a: its leaf
-
-Secret zarf-registry-server-tls
-  subject  CN=zarf-registry,O=zarf-registry:server
-  names    zarf-registry, zarf-registry.zarf.svc
-  issuer   CN=authority
-  serial   1f
-  sha256   aaaaaaaaaaaaaaaa
-  trusts   cccccccccccccccc
-  valid    2026-11-21T11:00:00Z to 2027-11-21T12:00:00Z, 365 days left
-  source   Secret my-server, in use
-
-Secret zarf-registry-node-tls
-  subject  CN=zarf-registry,O=zarf-registry:node (zarf-registry:node)
-  names    127.0.0.1
-  issuer   CN=authority
-  serial   1f
-  sha256   aaaaaaaaaaaaaaaa
-  trusts   cccccccccccccccc
-  valid    2026-11-21T11:00:00Z to 2026-11-21T11:30:00Z, expired
-  source   Secret mine: it holds another certificate (eeeeeeeeeeeeeeee)
-  problem  it expired at 2026-11-21T11:30:00Z
-
-Secret zarf-registry-push-tls
-  problem  not found
-  source   Secret my-push: not found
-
-POD              NODE  LEAF              CURRENT  TRUST CURRENT  GENERATION  LOADED                ERRORS  MESSAGE
-zarf-registry-0  n1    aaaaaaaaaaaaaaaa  yes      yes            12          2026-11-21T12:00:00Z  0
-proxy-a          n2    bbbbbbbbbbbbbbbb  no       no             1           2026-11-21T12:00:00Z  3       tls.key: broken
-proxy-b          -     -                 -        -              -           -                     -       not running yet
-
-next
-  - Do this.
-`)
+	golden.Check(t, "unhealthy", printed(t, printCertificates, r))
 
 	external := &status.CertificateReport{Namespace: "zarf", Healthy: true, External: "registry.example.com/team"}
-	same(t, "external", printed(t, printCertificates, external),
-		"zarf-registry in namespace zarf uses the external registry registry.example.com/team and has no certificates\n")
+	golden.Check(t, "external", printed(t, printCertificates, external))
 }
 
 func TestIssuersAreNamed(t *testing.T) {

@@ -17,10 +17,10 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/release/state"
 )
 
-// withCaches is a healthy cluster whose state has caches, without their pods.
-func withCaches(t *testing.T) cluster {
+// withCaches makes the state have caches, without their pods.
+func (c cluster) withCaches(t *testing.T) cluster {
 	t.Helper()
-	c := healthy(t, state.ModeProxy).changeState(t, func(s *state.State) { s.PKI.Cache = true })
+	c.changeState(t, func(s *state.State) { s.PKI.Cache = true })
 	held := c["Secret zarf-registry-ca"].(*corev1.Secret).Data
 	ca, err := pki.ParseCA(pki.KeyPair{Certificate: held["tls.crt"], Key: held["tls.key"]})
 	if err != nil {
@@ -30,63 +30,36 @@ func withCaches(t *testing.T) cluster {
 	return c
 }
 
+// caches is the Deployment of the caches, as Kubernetes shows it.
+func caches(replicas int32, reason string) *appsv1.Deployment {
+	d := &appsv1.Deployment{ObjectMeta: meta("zarf-registry-cache", "cache"),
+		Spec: appsv1.DeploymentSpec{Replicas: &replicas}}
+	d.Status.Conditions = []appsv1.DeploymentCondition{{Type: appsv1.DeploymentProgressing, Reason: reason}}
+	return d
+}
+
+const done = "NewReplicaSetAvailable"
+
 func TestCaches(t *testing.T) {
-	deployment := func(replicas int32, reason string) *appsv1.Deployment {
-		d := &appsv1.Deployment{ObjectMeta: meta("zarf-registry-cache", "cache"),
-			Spec: appsv1.DeploymentSpec{Replicas: &replicas}}
-		d.Status.Conditions = []appsv1.DeploymentCondition{{Type: appsv1.DeploymentProgressing, Reason: reason}}
-		return d
-	}
-	const done = "NewReplicaSetAvailable"
-	for description, c := range map[string]struct {
-		change        func(cluster)
-		ready, wanted int // wanted 0 and no why: there is no section
-		why, next     string
-	}{
-		"none, and none are expected": {func(c cluster) {
-			c.changeState(t, func(s *state.State) { s.PKI.Cache = false })
-		}, 0, 0, "", ""},
-		"missing": {func(cluster) {}, 0, 0, "",
-			"The caches are missing, and proxies pull from the registry: run zarf-registry install --namespace zarf."},
-		"ready": {func(c cluster) { c.add(deployment(2, done), pod("cache", "n1", true), pod("cache", "n2", true)) }, 2, 2, "",
-			""},
-		"one on each selected node": {func(c cluster) {
+	reports(t, "caches", state.ModeProxy, func(c cluster) { c.withCaches(t) }, map[string]func(cluster){
+		"missing": func(cluster) {},
+		"ready":   func(c cluster) { c.add(caches(2, done), pod("cache", "n1", true), pod("cache", "n2", true)) },
+		"one on each selected node": func(c cluster) {
 			d := &appsv1.DaemonSet{ObjectMeta: meta("zarf-registry-cache-amd64", "cache")}
 			d.Status.DesiredNumberScheduled = 1
 			c.add(d, pod("cache", "n2", true))
-		}, 1, 1, "", ""},
-		"one is not ready": {func(c cluster) {
-			c.add(deployment(2, done), pod("cache", "n1", true), pod("cache", "n2", false))
-		}, 1, 2, "ErrImagePull: no such host", "1 of 2 caches are ready (ErrImagePull: no such host), and proxies pull from " +
-			"the registry instead: kubectl --namespace zarf describe pods --selector " +
-			"app.kubernetes.io/instance=zarf-registry,app.kubernetes.io/component=cache shows more."},
-		"one is not ready yet": {func(c cluster) { c.add(deployment(1, "ReplicaSetUpdated"), pod("cache", "n1", false)) }, 0, 1,
-			"ErrImagePull: no such host", ""},
-		"no pod exists": {func(c cluster) { c.add(deployment(1, done)) }, 0, 1, "",
-			"0 of 1 caches are ready (no reason reported)"},
-		"scaled to none": {func(c cluster) { c.add(deployment(0, done)) }, 0, 0,
-			"none is wanted: scaled to 0 pods, or cache.nodeSelector selects no node", "0 of 0 caches are ready (none is wanted"},
-	} {
-		t.Run(description, func(t *testing.T) {
-			cluster := withCaches(t)
-			c.change(cluster)
-			r := cluster.collect(t)
-			section := c.wanted > 0 || c.why != ""
-			switch s := r.Caches; {
-			case (s != nil) != section:
-				t.Errorf("the section is %+v", s)
-			case section && (s.Ready != c.ready || s.Desired != c.wanted || s.Message != c.why):
-				t.Errorf("the section is %+v", s)
-			}
-			if r.Healthy != (c.next == "") || !strings.Contains(strings.Join(r.Next, "\n"), c.next) {
-				t.Errorf("next is %q, want %q", r.Next, c.next)
-			}
-		})
-	}
+		},
+		"one is not ready": func(c cluster) {
+			c.add(caches(2, done), pod("cache", "n1", true), pod("cache", "n2", false))
+		},
+		"one is not ready yet": func(c cluster) { c.add(caches(1, "ReplicaSetUpdated"), pod("cache", "n1", false)) },
+		"no pod exists":        func(c cluster) { c.add(caches(1, done)) },
+		"scaled to none":       func(c cluster) { c.add(caches(0, done)) },
+	})
 }
 
 func TestCachesReportTheirUse(t *testing.T) {
-	c := withCaches(t)
+	c := healthy(t, state.ModeProxy).withCaches(t)
 	replicas := int32(3)
 	ending := pod("cache", "n3", true)
 	ending.DeletionTimestamp, ending.Finalizers = &metav1.Time{Time: now}, []string{"x/y"}
@@ -112,7 +85,7 @@ func TestCachesReportTheirUse(t *testing.T) {
 }
 
 func TestCertificatesOfCaches(t *testing.T) {
-	c := withCaches(t)
+	c := healthy(t, state.ModeProxy).withCaches(t)
 	c.add(pod("cache", "n1", true))
 	r := c.certificates(t, c.running(t))
 	if !r.Healthy || len(r.Secrets) != 5 || r.Secrets[4].Kind != "cache" || !r.Secrets[4].Valid {

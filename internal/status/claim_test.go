@@ -1,7 +1,6 @@
 package status_test
 
 import (
-	"strings"
 	"testing"
 
 	appsv1 "k8s.io/api/apps/v1"
@@ -56,44 +55,25 @@ func event(kind, object, reason, message string) *corev1.Event {
 }
 
 func TestClaimsAreNamedWithWhatToDo(t *testing.T) {
-	const describe = "kubectl --namespace zarf describe pod/registry-n1 persistentvolumeclaim/zarf-registry shows more"
-	for name, test := range map[string]struct {
-		change func(cluster)
-		want   string
-	}{
-		"its volume cannot be used": {func(c cluster) {
+	reports(t, "claims", state.ModeProxy, nil, map[string]func(cluster){
+		"its volume cannot be used": func(c cluster) {
 			p := c.useClaim(corev1.ClaimBound)
 			p.Status.Phase = corev1.PodPending
 			p.Status.Conditions = append(p.Status.Conditions, corev1.PodCondition{Type: corev1.PodScheduled,
 				Status: corev1.ConditionFalse, Reason: "Unschedulable", Message: "didn't match PersistentVolume's node affinity"})
-		}, "(Unschedulable: didn't match PersistentVolume's node affinity): " + describe},
-		"its volume cannot be attached": {func(c cluster) {
+		},
+		"its volume cannot be attached": func(c cluster) {
 			p := c.useClaim(corev1.ClaimBound)
 			p.Status.Phase, p.Spec.NodeName = corev1.PodPending, "n2"
 			c.add(event("Pod", p.Name, "FailedAttachVolume", "Multi-Attach error"))
-		}, "(FailedAttachVolume: Multi-Attach error): " + describe},
-		"no provisioner creates it": {func(c cluster) { c.useClaim(corev1.ClaimPending) },
-			`PersistentVolumeClaim zarf/zarf-registry, StorageClass "local", has no volume: kubectl --namespace zarf ` +
-				"describe persistentvolumeclaim zarf-registry shows why"},
-		"it was deleted": {func(c cluster) { c.useClaim(corev1.ClaimLost) },
-			"PersistentVolumeClaim zarf/zarf-registry has lost its volume pvc-1"},
-		"the claim was deleted": {func(c cluster) {
+		},
+		"no provisioner creates it": func(c cluster) { c.useClaim(corev1.ClaimPending) },
+		"it was deleted":            func(c cluster) { c.useClaim(corev1.ClaimLost) },
+		"the claim was deleted": func(c cluster) {
 			c.useClaim(corev1.ClaimBound)
 			c.drop("PersistentVolumeClaim zarf-registry")
-		}, "PersistentVolumeClaim zarf/zarf-registry does not exist: run zarf-registry install --namespace zarf"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			c := healthy(t, state.ModeProxy)
-			test.change(c)
-			r := c.collect(t)
-			if text := strings.Join(r.Next, "\n"); !strings.Contains(text, test.want) {
-				t.Errorf("next is\n%s\nwant\n%s", text, test.want)
-			}
-			if r.Registry.Claim == nil || r.Registry.Claim.Name != "zarf-registry" {
-				t.Errorf("the claim is %+v", r.Registry.Claim)
-			}
-		})
-	}
+		},
+	})
 }
 
 func TestClaimsNeedNoRights(t *testing.T) {

@@ -21,6 +21,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/release/names"
 	"github.com/zarf-dev/zarf-registry/internal/release/state"
 	"github.com/zarf-dev/zarf-registry/internal/status"
+	"github.com/zarf-dev/zarf-registry/test/golden"
 )
 
 // answers are what the pods say, by name.
@@ -53,7 +54,7 @@ func (c cluster) running(t *testing.T) answers {
 // report is what a pod says that has loaded a Secret.
 func (c cluster) report(t *testing.T, suffix string) *reloadstatus.Report {
 	t.Helper()
-	data := c["Secret zarf-registry-"+suffix].(*corev1.Secret).Data
+	data := c.data(suffix)
 	chain, err := pki.ParseChain(data["tls.crt"])
 	if err != nil {
 		t.Fatal(err)
@@ -172,69 +173,59 @@ func TestTheCertificateOfZarfsClients(t *testing.T) {
 func TestWhatAPodHasNotLoadedIsNamedWithWhatToDo(t *testing.T) {
 	other := newAuthority(t, "other", now, 0)
 	certificate := reloadstatus.Certificate{SHA256: pki.Fingerprint(other.Certificate())}
-	for name, c := range map[string]struct {
-		change func(cluster, answers)
-		pod    string
-		why    string
-		next   []string
-	}{
-		"another certificate": {func(c cluster, a answers) {
+	golden := golden.Open(t, "loaded")
+	for name, change := range map[string]func(cluster, answers){
+		"another certificate": func(c cluster, a answers) {
 			r := c.report(t, "push-tls")
 			a["proxy-n1"] = func() (*reloadstatus.Report, error) { return r, nil }
-		}, "proxy-n1", "uses another certificate than the Secret",
-			[]string{"Pod zarf/proxy-n1 has not loaded the content of its Secret (uses another certificate than the Secret): " +
-				"the kubelet delivers it within 90 s"}},
-		"previous trust": {func(c cluster, a answers) {
+		},
+		"previous trust": func(c cluster, a answers) {
 			r := c.report(t, "node-tls")
 			r.Certificates.TrustedCAs = []reloadstatus.Certificate{certificate}
 			a["proxy-n1"] = func() (*reloadstatus.Report, error) { return r, nil }
-		}, "proxy-n1", "CAs of the Secret not trusted yet: 1; previous CAs still trusted: 1", []string{"has not loaded"}},
-		"more trust than there should be": {func(c cluster, a answers) {
+		},
+		"more trust than there should be": func(c cluster, a answers) {
 			r := c.report(t, "server-tls")
 			r.Certificates.TrustedCAs = append(r.Certificates.TrustedCAs, certificate)
 			a["registry-n1"] = func() (*reloadstatus.Report, error) { return r, nil }
-		}, "registry-n1", "previous CAs still trusted: 1", []string{"Pod zarf/registry-n1 has not loaded"}},
-		"a Secret that it cannot load": {func(c cluster, a answers) {
+		},
+		"a Secret that it cannot load": func(c cluster, a answers) {
 			r := c.report(t, "node-tls")
 			r.Certificates.Problem, r.Certificates.ReloadErrors = "tls.key:\nbroken", 4
 			a["proxy-n2"] = func() (*reloadstatus.Report, error) { return r, nil }
-		}, "proxy-n2", "tls.key: broken",
-			[]string{"Pod zarf/proxy-n2 cannot load the content of its Secret and keeps the previous one (tls.key: broken): " +
-				"zarf-registry certs renew --namespace zarf repairs the Secret"}},
-		"no answer": {func(_ cluster, a answers) {
+		},
+		"no answer": func(_ cluster, a answers) {
 			a["proxy-n2"] = func() (*reloadstatus.Report, error) { return nil, errors.New("no answer within 5s") }
-		}, "proxy-n2", "no answer within 5s",
-			[]string{"Pod zarf/proxy-n2 does not answer (no answer within 5s): this requires permission to get and create " +
-				"pods/portforward"}},
-		"no answer of one that is not ready": {func(c cluster, a answers) {
+		},
+		"no answer of one that is not ready": func(c cluster, a answers) {
 			c["Pod proxy-n2"].(*corev1.Pod).Status.Conditions = nil
 			a["proxy-n2"] = func() (*reloadstatus.Report, error) { return nil, errors.New("connection refused") }
-		}, "proxy-n2", "connection refused", nil},
-		"a node that is not ready": {func(c cluster, a answers) {
+		},
+		"a node that is not ready": func(c cluster, a answers) {
 			c.add(node("n2", false))
 			delete(a, "proxy-n2") // to ask it would take its time
-		}, "proxy-n2", "node not ready", nil},
-		"a pod that does not run yet": {func(c cluster, a answers) {
+		},
+		"a pod that does not run yet": func(c cluster, a answers) {
 			c["Pod proxy-n2"].(*corev1.Pod).Status.Phase = corev1.PodPending
 			delete(a, "proxy-n2")
-		}, "proxy-n2", "not running yet", nil},
-		"a Secret that is gone": {func(c cluster, _ answers) {
-			c.drop("Secret zarf-registry-node-tls")
-		}, "proxy-n1", "the content of its Secret is unknown",
-			[]string{"Secret zarf/zarf-registry-node-tls is not usable (not found)"}},
+		},
+		"a Secret that is gone": func(c cluster, _ answers) { c.drop("Secret zarf-registry-node-tls") },
 	} {
 		t.Run(name, func(t *testing.T) {
 			cluster := healthy(t, state.ModeProxy)
 			a := cluster.running(t)
-			c.change(cluster, a)
+			change(cluster, a)
 			r := cluster.certificates(t, a)
-			if p := podOf(t, r, c.pod); p.Message != c.why || p.Current && p.TrustCurrent && c.why != "tls.key: broken" {
-				t.Errorf("pod is %+v, want it to be so because %q", p, c.why)
+			var text strings.Builder
+			for _, p := range r.Pods {
+				if !p.Current || !p.TrustCurrent || p.Message != "" {
+					fmt.Fprintf(&text, "%s: current: %t, trust: %t, %s\n", p.Pod, p.Current, p.TrustCurrent, p.Message)
+				}
 			}
-			if r.Healthy != (len(c.next) == 0) {
+			golden.Check(t, name, text.String()+strings.Join(r.Next, "\n"))
+			if r.Healthy != (len(r.Next) == 0) {
 				t.Errorf("healthy is %t", r.Healthy)
 			}
-			checkNext(t, r.Next, c.next)
 		})
 	}
 }
@@ -302,79 +293,51 @@ func TestCopiesAreComparedWithTheirSource(t *testing.T) {
 		}
 		return &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "zarf", Name: name}, Data: data}
 	}
-	same := func(c cluster, suffix string) map[string][]byte {
-		return c["Secret zarf-registry-"+suffix].(*corev1.Secret).Data
-	}
-	for name, c := range map[string]struct {
-		change func(cluster)
-		push   string // the source of the push certificate
-		copied bool   // of the server certificate
-		why    string
-		next   []string
-	}{
-		"existing Secrets": {func(c cluster) {
-			c.existing(t, "my-push").add(source("my-server", "", same(c, "server-tls")),
-				source("my-node", "", same(c, "node-tls")), source("my-push", "", same(c, "push-tls")))
-		}, "my-push", true, "", nil},
-		"existing Secrets but for pushing": {func(c cluster) {
-			c.existing(t, "").add(source("my-server", "", same(c, "server-tls")), source("my-node", "", same(c, "node-tls")))
-		}, "", true, "", nil},
-		"cert-manager": {func(c cluster) {
-			c.certManager(t).add(source("zarf-registry-server-issued", "", same(c, "server-tls")),
-				source("zarf-registry-node-issued", "", same(c, "node-tls")),
-				source("zarf-registry-push-issued", "", same(c, "push-tls")))
-		}, "zarf-registry-push-issued", true, "", nil},
-		"a new one": {func(c cluster) {
-			c.existing(t, "").add(source("my-server", "server-tls", nil), source("my-node", "", same(c, "node-tls")))
-		}, "", false, "contains another certificate, which is not in use yet",
-			[]string{"Secret zarf/my-server contains another certificate than its copy zarf-registry-server-tls: run " +
-				"zarf-registry certs renew --namespace zarf"}},
-		"a new one whose authority nobody trusts yet": {func(c cluster) {
-			c.existing(t, "").add(source("my-server", "server-tls", nil), source("my-node", "", same(c, "node-tls")))
+	golden := golden.Open(t, "sources")
+	for name, change := range map[string]func(cluster){
+		"existing Secrets": func(c cluster) {
+			c.existing(t, "my-push").add(source("my-server", "", c.data("server-tls")),
+				source("my-node", "", c.data("node-tls")), source("my-push", "", c.data("push-tls")))
+		},
+		"existing Secrets but for pushing": func(c cluster) {
+			c.existing(t, "").add(source("my-server", "", c.data("server-tls")), source("my-node", "", c.data("node-tls")))
+		},
+		"cert-manager": func(c cluster) {
+			c.certManager(t).add(source("zarf-registry-server-issued", "", c.data("server-tls")),
+				source("zarf-registry-node-issued", "", c.data("node-tls")),
+				source("zarf-registry-push-issued", "", c.data("push-tls")))
+		},
+		"a new one": func(c cluster) {
+			c.existing(t, "").add(source("my-server", "server-tls", nil), source("my-node", "", c.data("node-tls")))
+		},
+		"a new one whose authority nobody trusts yet": func(c cluster) {
+			c.existing(t, "").add(source("my-server", "server-tls", nil), source("my-node", "", c.data("node-tls")))
 			c.changeState(t, func(s *state.State) { s.Rotation = &state.Rotation{Phase: state.RotationTrust, Since: now} })
-		}, "", false, "contains another certificate, which is not in use yet: the CA rotation comes first", nil},
-		"none": {func(c cluster) {
-			c.existing(t, "").add(source("my-node", "", same(c, "node-tls")))
-		}, "", false, "not found",
-			[]string{"Secret zarf/my-server, from which zarf-registry-server-tls is copied, is missing: create it, or set " +
-				"pki.existingSecret.server"}},
-		"none of cert-manager": {func(c cluster) {
-			c.certManager(t).add(source("zarf-registry-node-issued", "", same(c, "node-tls")),
-				source("zarf-registry-push-issued", "", same(c, "push-tls")))
-		}, "zarf-registry-push-issued", false, "not found",
-			[]string{"Secret zarf/zarf-registry-server-issued, from which zarf-registry-server-tls is copied, is missing: " +
-				"kubectl --namespace zarf describe certificate zarf-registry-server shows"}},
-		"rubbish": {func(c cluster) {
+		},
+		"none": func(c cluster) { c.existing(t, "").add(source("my-node", "", c.data("node-tls"))) },
+		"none of cert-manager": func(c cluster) {
+			c.certManager(t).add(source("zarf-registry-node-issued", "", c.data("node-tls")),
+				source("zarf-registry-push-issued", "", c.data("push-tls")))
+		},
+		"rubbish": func(c cluster) {
 			c.existing(t, "").add(source("my-server", "", map[string][]byte{"tls.crt": []byte("rubbish")}),
-				source("my-node", "", same(c, "node-tls")))
-		}, "", false, "key tls.crt: ",
-			[]string{"Secret zarf/my-server cannot be copied to zarf-registry-server-tls (key tls.crt: "}},
+				source("my-node", "", c.data("node-tls")))
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			cluster := healthy(t, state.ModeProxy)
-			c.change(cluster)
+			change(cluster)
 			r := cluster.certificates(t, cluster.running(t))
-			byName := map[string]*status.SecretCertificate{}
+			var text strings.Builder
 			for _, s := range r.Secrets {
-				byName[s.Kind] = s
+				// Only the owner of a source knows when it is renewed.
+				fmt.Fprintf(&text, "%s, renewed by us: %t", s.Kind, !s.RenewAt.IsZero())
+				if s := s.Source; s != nil {
+					fmt.Fprintf(&text, ", source %s, copied: %t, %s", s.Secret, s.Copied, s.Message)
+				}
+				text.WriteString("\n")
 			}
-			server, push := byName["server"], byName["push"]
-			if s := server.Source; s == nil || s.Copied != c.copied || !strings.HasPrefix(s.Message, c.why) ||
-				(s.Message == "") != (c.why == "") {
-				t.Errorf("server's source is %+v", server.Source)
-			}
-			if got := push.Source; (got == nil) != (c.push == "") || got != nil && (got.Secret != c.push || !got.Copied) {
-				t.Errorf("push's source is %+v", got)
-			}
-			if (byName["ca"] != nil) != (push.Source == nil) {
-				t.Errorf("authority is %+v", byName["ca"])
-			}
-			// Only its owner knows when it is renewed.
-			if certManager := r.PKI.Mode == state.PKICertManager; server.RenewAt.IsZero() == certManager ||
-				push.RenewAt.IsZero() == (certManager || push.Source == nil) {
-				t.Errorf("renewed at %s and %s", server.RenewAt, push.RenewAt)
-			}
-			checkNext(t, r.Next, c.next)
+			golden.Check(t, name, text.String()+strings.Join(r.Next, "\n"))
 		})
 	}
 }
@@ -459,45 +422,34 @@ func TestWhatTheRegistryReports(t *testing.T) {
 	collected := func(g reloadstatus.GarbageCollection) reloadstatus.Report {
 		return reloadstatus.Report{GarbageCollection: &g}
 	}
-	for name, test := range map[string]struct {
-		answer reloadstatus.Report
-		next   string
-	}{
-		"nothing": {},
-		"space":   {full(84_900), ""},
-		"little space": {full(85_000), "The registry's storage is nearly full (85.0 % of the volume is used, 85.0 kB of " +
-			"100.0 kB; pushes are refused from 95 %): delete or prune images, run zarf-registry garbage-collect, or enlarge the " +
-			"volume (registry.persistence.size)."},
-		"no space": {full(95_000), "The registry's storage is full (95.0 % of the volume is used, 95.0 kB of 100.0 kB; " +
-			"pushes are refused): delete or prune images, run zarf-registry garbage-collect, or enlarge the " +
-			"volume (registry.persistence.size)."},
-		"everything is intact": {damaged(0), ""},
-		"images are damaged": {damaged(2, "a:v1", "b:v2"), "The registry's storage lacks content, or has damaged content, " +
-			"of a:v1 b:v2: push these images again."},
-		"garbage is damaged": {damaged(1), "The registry's storage has damaged content that no image needs: zarf-registry " +
-			"garbage-collect --namespace zarf removes it."},
-		"garbage is being collected": {collected(reloadstatus.GarbageCollection{Running: true, SucceededAt: &now}), ""},
-		"the last collection failed": {collected(reloadstatus.GarbageCollection{Problem: "disk\ngone"}),
-			"The last garbage collection failed (disk gone): zarf-registry garbage-collect --namespace zarf runs it again."},
+	golden := golden.Open(t, "registry")
+	for name, answer := range map[string]reloadstatus.Report{
+		"nothing":                    {},
+		"space":                      full(84_900),
+		"little space":               full(85_000),
+		"no space":                   full(95_000),
+		"everything is intact":       damaged(0),
+		"images are damaged":         damaged(2, "a:v1", "b:v2"),
+		"garbage is damaged":         damaged(1),
+		"garbage is being collected": collected(reloadstatus.GarbageCollection{Running: true, SucceededAt: &now}),
+		"the last collection failed": collected(reloadstatus.GarbageCollection{Problem: "disk\ngone"}),
 	} {
-		if test.answer.GarbageCollection == nil {
-			test.answer.GarbageCollection = &reloadstatus.GarbageCollection{}
+		if answer.GarbageCollection == nil {
+			answer.GarbageCollection = &reloadstatus.GarbageCollection{}
 		}
 		o := healthy(t, state.ModeProxy).options(t)
 		o.Loaded = func(_ context.Context, pod *corev1.Pod) (*reloadstatus.Report, error) {
 			if pod.Name != "registry-n1" {
 				t.Errorf("%s: it asks pod %s", name, pod.Name)
 			}
-			return &test.answer, nil
+			return &answer, nil
 		}
 		r := collect(t, o)
-		if strings.Join(r.Next, " ") != test.next || r.Healthy != (test.next == "") {
-			t.Errorf("%s: next is %q, want %q", name, r.Next, test.next)
-		}
+		golden.Check(t, name, told(t, state.ModeProxy, r))
 		got := reloadstatus.Report{GarbageCollection: r.Registry.GarbageCollection, Space: r.Registry.Space,
 			Scrub: r.Registry.Scrub}
-		if !reflect.DeepEqual(got, test.answer) {
-			t.Errorf("%s: the report has %+v of %+v", name, r.Registry, test.answer)
+		if !reflect.DeepEqual(got, answer) {
+			t.Errorf("%s: the report has %+v of %+v", name, r.Registry, answer)
 		}
 	}
 }

@@ -15,6 +15,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/node/noderuntime"
 	"github.com/zarf-dev/zarf-registry/internal/release/state"
 	"github.com/zarf-dev/zarf-registry/internal/status"
+	"github.com/zarf-dev/zarf-registry/test/golden"
 )
 
 const k3s = "v1.36.3+k3s1"
@@ -78,96 +79,48 @@ func TestWithoutNodeConfigurationThereIsNothingToSay(t *testing.T) {
 func TestAConfiguredNode(t *testing.T) {
 	files := encode(noderuntime.Report{Written: 1, Unchanged: 2, Restored: 3, Removed: 4, Changed: written,
 		Warnings: []string{"one\nline"}})
-	for name, c := range map[string]struct {
-		exit    int32
-		message string
-		change  func(*corev1.Pod)
-		want    status.NodeConfig
-		next    string
-	}{
-		"with files that are read at each pull": {message: files,
-			want: status.NodeConfig{Written: 1, Unchanged: 2, Restored: 3, Removed: 4, WrittenAt: written, Effect: "written",
-				Warnings: []string{"one line"}}},
-		"with a report of a newer release": {message: `{"written":1,"more":true}`,
-			want: status.NodeConfig{Written: 1, Effect: "written"}},
-		"whose K3s reads it when it starts": {message: registries(),
-			want: status.NodeConfig{Written: 1, WrittenAt: written, Effect: "after a restart",
-				Restart: "sudo systemctl restart k3s-agent", Message: "unless restarted since " + written.Format(time.RFC3339)}},
-		"that refuses": {exit: 2, message: encode(noderuntime.Report{Error: "key x:\nunknown", Unchanged: 1,
-			Changed: written}),
-			want: status.NodeConfig{Unchanged: 1, WrittenAt: written, Effect: "failed", Error: "key x: unknown"},
-			next: "The container runtime of node n1 could not be configured (key x: unknown): fix the values with helm upgrade"},
-		"that refuses, with no more than a log": {exit: 1, message: "loader: no\nmemory",
-			want: status.NodeConfig{Effect: "failed", Error: "loader: no memory"},
-			next: "could not be configured (loader: no memory)"},
-		"that was killed": {exit: 137,
-			want: status.NodeConfig{Effect: "failed", Error: "exit code 137"},
-			next: "kubectl --namespace zarf logs node-config-n1 --all-containers shows the full log"},
-		"that was killed after its report": {exit: 137, message: files,
-			want: status.NodeConfig{Written: 1, Unchanged: 2, Restored: 3, Removed: 4, WrittenAt: written, Effect: "failed",
-				Error: "exit code 137", Warnings: []string{"one line"}},
-			next: "(exit code 137)"},
-		"that says of itself that it failed": {message: `{"error":"no"}`,
-			want: status.NodeConfig{Effect: "failed", Error: "no"}, next: "(no)"},
-		"whose kubelet has forgotten the report": {message: "Unable to get init container status",
-			want: status.NodeConfig{Effect: "unknown", Message: "no report; check the pod's log"}},
-		"whose pod waits": {change: func(p *corev1.Pod) {
-			p.Status.InitContainerStatuses[0].State = corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: "ErrImagePull", Message: "no such\nhost"}}
-			p.Status.InitContainerStatuses[0].Ready = false
-		},
-			want: status.NodeConfig{Effect: "not yet written", Message: "ErrImagePull: no such host"},
-			next: "The container runtime of node n1 is not configured yet (ErrImagePull: no such host): kubectl --namespace " +
-				"zarf describe pod node-config-n1"},
+	waiting := configPod("n1", 0, "")
+	init := &waiting.Status.InitContainerStatuses[0]
+	init.State = corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: "ErrImagePull", Message: "no such\nhost"}}
+	init.Ready = false
+	golden := golden.Open(t, "nodeconfig")
+	for name, p := range map[string]*corev1.Pod{
+		"with files that are read at each pull":  configPod("n1", 0, files),
+		"with a report of a newer release":       configPod("n1", 0, `{"written":1,"more":true}`),
+		"whose K3s reads it when it starts":      configPod("n1", 0, registries()),
+		"that refuses":                           configPod("n1", 2, encode(noderuntime.Report{Error: "key x:\nunknown", Unchanged: 1, Changed: written})),
+		"that refuses, with no more than a log":  configPod("n1", 1, "loader: no\nmemory"),
+		"that was killed":                        configPod("n1", 137, ""),
+		"that was killed after its report":       configPod("n1", 137, files),
+		"that says of itself that it failed":     configPod("n1", 0, `{"error":"no"}`),
+		"whose kubelet has forgotten the report": configPod("n1", 0, "Unable to get init container status"),
+		"whose pod waits":                        waiting,
 	} {
-		t.Run(name, func(t *testing.T) {
-			p := configPod("n1", c.exit, c.message)
-			if c.change != nil {
-				c.change(p)
-			}
-			r := healthy(t, state.ModeExternal).configure(t, 1, 1).add(p, kubelet(node("n1", true), k3s)).collect(t)
-			c.want.Node, c.want.Pod = "n1", "node-config-n1"
-			if c.want.Warnings == nil {
-				c.want.Warnings = []string{}
-			}
-			if got, want := encode(r.NodeConfig), encode([]status.NodeConfig{c.want}); got != want {
-				t.Errorf("it says\n%s, want\n%s", got, want)
-			}
-			if c.next == "" && !r.Healthy || c.next != "" && (len(r.Next) != 1 || !strings.Contains(r.Next[0], c.next)) {
-				t.Errorf("next is %q, want %q", r.Next, c.next)
-			}
-		})
+		r := healthy(t, state.ModeExternal).configure(t, 1, 1).add(p, kubelet(node("n1", true), k3s)).collect(t)
+		golden.Check(t, name, told(t, state.ModeExternal, r))
 	}
 }
 
 func TestWhetherMirrorsAreInEffectWasObserved(t *testing.T) {
+	golden := golden.Open(t, "mirrors")
+	failed := state.Mirrors{CheckedAt: written, Failed: []state.MirrorFailure{{Reason: "no host", Nodes: []string{"n1"}}}}
 	for name, c := range map[string]struct {
 		mirrors state.Mirrors
 		runtime string
-		effect  status.Effect
-		next    string
 	}{
-		"pulled": {mirrors: state.Mirrors{CheckedAt: written, Pulled: []string{"n1"}}, effect: status.EffectMirrors},
-		"pulled before the files were written": {effect: status.EffectWritten,
-			mirrors: state.Mirrors{CheckedAt: written.Add(-time.Second), Pulled: []string{"n1"}}},
-		"a new node": {mirrors: state.Mirrors{CheckedAt: written, Pulled: []string{"n2"}}, effect: status.EffectWritten},
-		"containerd ignores them": {runtime: "containerd://2.4.2", effect: status.EffectIgnored,
-			mirrors: state.Mirrors{CheckedAt: written, Failed: []state.MirrorFailure{{Reason: "no host", Nodes: []string{"n1"}}}},
-			next:    `node n1 ignores the mirrors: set config_path = "/etc/containerd/certs.d"`},
-		"CRI-O ignores them": {runtime: "cri-o://1.35.0", effect: status.EffectIgnored,
-			mirrors: state.Mirrors{CheckedAt: written, Failed: []state.MirrorFailure{{Reason: "no host", Nodes: []string{"n1"}}}},
-			next:    "node n1 ignores the mirrors: sudo systemctl reload crio on the node. Then run helm upgrade"},
+		"pulled": {state.Mirrors{CheckedAt: written, Pulled: []string{"n1"}}, ""},
+		"pulled before the files were written": {state.Mirrors{CheckedAt: written.Add(-time.Second),
+			Pulled: []string{"n1"}}, ""},
+		"a new node":              {state.Mirrors{CheckedAt: written, Pulled: []string{"n2"}}, ""},
+		"containerd ignores them": {failed, "containerd://2.4.2"},
+		"CRI-O ignores them":      {failed, "cri-o://1.35.0"},
 	} {
-		t.Run(name, func(t *testing.T) {
-			n := node("n1", true)
-			n.Status.NodeInfo.ContainerRuntimeVersion = c.runtime
-			r := healthy(t, state.ModeProxy).configure(t, 1, 1).
-				add(n, configPod("n1", 0, encode(noderuntime.Report{Written: 1, Changed: written}))).
-				changeState(t, func(s *state.State) { s.Mirrors = &c.mirrors }).collect(t)
-			if r.NodeConfig[0].Effect != c.effect || r.Healthy != (c.next == "") ||
-				c.next != "" && !strings.Contains(r.Next[0], c.next) {
-				t.Errorf("%+v, next %q", r.NodeConfig, r.Next)
-			}
-		})
+		n := node("n1", true)
+		n.Status.NodeInfo.ContainerRuntimeVersion = c.runtime
+		r := healthy(t, state.ModeProxy).configure(t, 1, 1).
+			add(n, configPod("n1", 0, encode(noderuntime.Report{Written: 1, Changed: written}))).
+			changeState(t, func(s *state.State) { s.Mirrors = &c.mirrors }).collect(t)
+		golden.Check(t, name, told(t, state.ModeProxy, r))
 	}
 }
 

@@ -2,6 +2,7 @@ package status_test
 
 import (
 	"errors"
+	"fmt"
 	"slices"
 	"testing"
 	"testing/synctest"
@@ -17,11 +18,11 @@ import (
 	kubetesting "k8s.io/client-go/testing"
 
 	"github.com/zarf-dev/zarf-registry/internal/release/state"
+	"github.com/zarf-dev/zarf-registry/test/golden"
 )
 
 func TestRewriting(t *testing.T) {
-	const name = "zarf.zarf-registry-rewrite"
-	meta := metav1.ObjectMeta{Name: name, Annotations: map[string]string{"zarf-registry/rewritten-host": "quay.io"}}
+	meta := metav1.ObjectMeta{Name: "zarf.zarf-registry-rewrite", Annotations: map[string]string{"zarf-registry/rewritten-host": "quay.io"}}
 	selector := &metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{{
 		Key: "kubernetes.io/metadata.name", Operator: metav1.LabelSelectorOpNotIn, Values: []string{"zarf", "kube-system"}}}}
 	policy := func() *v1.MutatingAdmissionPolicy {
@@ -39,46 +40,30 @@ func TestRewriting(t *testing.T) {
 		return &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name,
 			Labels: map[string]string{"kubernetes.io/metadata.name": name}}}
 	}
-	yes, no := true, false
+	golden := golden.Open(t, "rewriting")
 	for description, tt := range map[string]struct {
-		objects  []runtime.Object
-		deny     string
-		after    int   // trials until the pod is rewritten; negative: never
-		refused  error // of the trial
-		section  bool
-		want     *bool
-		why      string
-		trial    string // the image
-		tried    string // the namespace
-		problems int
+		objects []runtime.Object
+		deny    string
+		after   int   // trials until the pod is rewritten; negative: never
+		refused error // of the trial
 	}{
-		"off": {},
-		"takes effect": {objects: []runtime.Object{policy(), namespace("app"), namespace("default")}, section: true, want: &yes,
-			trial: "quay.io/zarf-registry/trial:1", tried: "default"},
-		"takes effect soon": {objects: []runtime.Object{policy(), namespace("app"), namespace("kube-system")}, after: 3,
-			section: true, want: &yes, trial: "quay.io/zarf-registry/trial:1", tried: "app"},
+		"off":               {},
+		"takes effect":      {objects: []runtime.Object{policy(), namespace("app"), namespace("default")}},
+		"takes effect soon": {objects: []runtime.Object{policy(), namespace("app"), namespace("kube-system")}, after: 3},
 		"the beta version": {objects: []runtime.Object{&v1beta1.MutatingAdmissionPolicy{ObjectMeta: meta,
 			Spec: v1beta1.MutatingAdmissionPolicySpec{MatchConstraints: &v1beta1.MatchResources{NamespaceSelector: selector}}},
-			namespace("default")}, section: true, want: &yes, trial: "quay.io/zarf-registry/trial:1", tried: "default"},
-		"no effect": {objects: []runtime.Object{policy(), namespace("default")}, after: -1, section: true, want: &no,
-			why:   "of a new pod in namespace default, the image quay.io/zarf-registry/trial:1 stays",
-			trial: "quay.io/zarf-registry/trial:1", tried: "default", problems: 1},
+			namespace("default")}},
+		"no effect": {objects: []runtime.Object{policy(), namespace("default")}, after: -1},
 		"by repository": {objects: []runtime.Object{byRepository, namespace("default"),
-			repositories(map[string]string{"10": "\nalone\n", "9": "\nanother\nteam/app\n"})}, section: true, want: &yes,
-			trial: "quay.io/team/app:1", tried: "default"},
-		"no repository is known": {objects: []runtime.Object{byRepository, namespace("default"), repositories(nil)},
-			section: true, why: "no repository of the registry is known yet"},
-		"no registry": {objects: []runtime.Object{none, namespace("default")}, section: true,
-			why: "rewrite.registries selects no registry"},
-		"no namespace": {objects: []runtime.Object{policy(), namespace("kube-system")}, section: true,
-			why: "pods of no namespace are rewritten"},
+			repositories(map[string]string{"10": "\nalone\n", "9": "\nanother\nteam/app\n"})}},
+		"no repository is known": {objects: []runtime.Object{byRepository, namespace("default"), repositories(nil)}},
+		"no registry":            {objects: []runtime.Object{none, namespace("default")}},
+		"no namespace":           {objects: []runtime.Object{policy(), namespace("kube-system")}},
 		"the policy is forbidden": {objects: []runtime.Object{policy(), namespace("default")},
 			deny: "get mutatingadmissionpolicies"},
-		"namespaces are forbidden": {objects: []runtime.Object{policy(), namespace("default")}, deny: "list namespaces",
-			section: true, why: "listing the namespaces that are rewritten: namespaces is forbidden: no"},
-		"pods are refused": {objects: []runtime.Object{policy(), namespace("default")}, section: true,
-			refused: apierrors.NewForbidden(schema.GroupResource{Resource: "pods"}, "zarf-registry-trial", errors.New("no")),
-			why:     `the trial was refused: pods "zarf-registry-trial" is forbidden: no`},
+		"namespaces are forbidden": {objects: []runtime.Object{policy(), namespace("default")}, deny: "list namespaces"},
+		"pods are refused": {objects: []runtime.Object{policy(), namespace("default")},
+			refused: apierrors.NewForbidden(schema.GroupResource{Resource: "pods"}, "zarf-registry-trial", errors.New("no"))},
 	} {
 		t.Run(description, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -86,7 +71,7 @@ func TestRewriting(t *testing.T) {
 				for _, o := range tt.objects {
 					c.add(o)
 				}
-				options, trials := c.options(t, tt.deny), 0
+				options, trials, tried := c.options(t, tt.deny), 0, ""
 				options.Client.(*fake.Clientset).PrependReactor("create", "pods",
 					func(a kubetesting.Action) (bool, runtime.Object, error) {
 						create := a.(kubetesting.CreateActionImpl)
@@ -94,29 +79,14 @@ func TestRewriting(t *testing.T) {
 							t.Errorf("it creates a pod: %+v", create.CreateOptions)
 						}
 						p := create.Object.(*corev1.Pod).DeepCopy()
-						if image := p.Spec.Containers[0].Image; tt.refused == nil && (image != tt.trial || a.GetNamespace() != tt.tried) {
-							t.Errorf("the trial is of %s in namespace %s", image, a.GetNamespace())
-						}
+						tried = fmt.Sprintf("tried: %s in namespace %s\n", p.Spec.Containers[0].Image, a.GetNamespace())
 						if trials++; tt.after >= 0 && trials > tt.after {
 							p.Annotations = map[string]string{"original-image.zarf-registry/trial": p.Spec.Containers[0].Image}
 						}
 						return true, p, tt.refused
 					})
-				r := collect(t, options)
-				if len(r.Next) != tt.problems || len(r.Unreadable) > 0 {
-					t.Errorf("next: %q, unreadable: %q", r.Next, r.Unreadable)
-				}
-				got := r.Rewriting
-				if !tt.section {
-					if got != nil {
-						t.Errorf("reported: %+v", got)
-					}
-					return
-				}
-				if got == nil || got.Policy != name || got.Message != tt.why || (got.Effective == nil) != (tt.want == nil) ||
-					tt.want != nil && *got.Effective != *tt.want {
-					t.Errorf("got %+v", got)
-				}
+				report := told(t, state.ModeProxy, collect(t, options))
+				golden.Check(t, description, tried+report)
 			})
 		})
 	}

@@ -1,6 +1,7 @@
 package status_test
 
 import (
+	"cmp"
 	"context"
 	"crypto/x509"
 	"errors"
@@ -8,6 +9,7 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -28,6 +30,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/release/plan"
 	"github.com/zarf-dev/zarf-registry/internal/release/state"
 	"github.com/zarf-dev/zarf-registry/internal/status"
+	"github.com/zarf-dev/zarf-registry/test/golden"
 )
 
 var now = time.Date(2026, 11, 21, 12, 0, 0, 0, time.UTC)
@@ -51,6 +54,16 @@ func meta(name, component string) metav1.ObjectMeta {
 
 func secret(suffix string, data map[string][]byte) *corev1.Secret {
 	return &corev1.Secret{ObjectMeta: meta("zarf-registry-"+suffix, suffix), Data: data}
+}
+
+// data is the content of a Secret.
+func (c cluster) data(suffix string) map[string][]byte {
+	return c["Secret zarf-registry-"+suffix].(*corev1.Secret).Data
+}
+
+// nodePort is the Service that owns the node port.
+func (c cluster) nodePort() *corev1.Service {
+	return c["Service zarf-registry-nodeport"].(*corev1.Service)
 }
 
 func node(name string, ready bool, images ...string) *corev1.Node {
@@ -396,8 +409,60 @@ func (c cluster) certManager(t *testing.T) cluster {
 	return c.changeState(t, func(s *state.State) { s.PKI.Mode = state.PKICertManager })
 }
 
-func TestWhatNeedsNothing(t *testing.T) {
-	for name, change := range map[string]func(cluster){
+// usual are the lines about a healthy cluster, by mode.
+var usual sync.Map
+
+// told returns what a report says of a cluster in a mode that it does not say of a healthy one.
+func told(t *testing.T, mode state.Mode, r *status.Report) string {
+	t.Helper()
+	lines := func(r *status.Report) (lines []string) {
+		label := ""
+		for _, fact := range r.Facts() {
+			label = cmp.Or(fact.Label, label)
+			lines = append(lines, label+": "+fact.Text)
+		}
+		for _, n := range r.Nodes {
+			lines = append(lines, encode(n))
+		}
+		for _, n := range r.NodeConfig {
+			lines = append(lines, encode(n))
+		}
+		return slices.Concat(lines, r.Unreadable, r.Leftovers)
+	}
+	known, ok := usual.Load(mode)
+	if !ok {
+		known = lines(healthy(t, mode).collect(t))
+		usual.Store(mode, known)
+	}
+	text := slices.DeleteFunc(lines(r), func(l string) bool { return slices.Contains(known.([]string), l) })
+	for _, next := range r.Next {
+		text = append(text, "next: "+next)
+	}
+	if r.Healthy != (len(r.Next) == 0) {
+		t.Errorf("healthy: %t, next: %q", r.Healthy, r.Next)
+	}
+	return strings.Join(text, "\n")
+}
+
+// reports compares the reports about clusters that differ from a healthy one, in a mode, with a golden file.
+func reports(t *testing.T, file string, mode state.Mode, base func(cluster), changes map[string]func(cluster)) {
+	t.Helper()
+	golden := golden.Open(t, file)
+	for name, change := range changes {
+		t.Run(name, func(t *testing.T) {
+			c := healthy(t, mode)
+			if base != nil {
+				base(c)
+			}
+			change(c)
+			golden.Check(t, name, told(t, mode, c.collect(t)))
+		})
+	}
+}
+
+func TestReports(t *testing.T) {
+	otherAuthority := newAuthority(t, "other", now.Add(-2*365*24*time.Hour), 0)
+	reports(t, "proxy", state.ModeProxy, nil, map[string]func(cluster){
 		"a port that is not reserved, as the user decided": func(c cluster) {
 			c.unreserved(t)
 			c.drop("Service zarf-registry-nodeport")
@@ -412,103 +477,65 @@ func TestWhatNeedsNothing(t *testing.T) {
 		"3 minutes of 10": func(c cluster) {
 			c.authority(t, newAuthority(t, "short", now.Add(-time.Hour), 3*time.Hour), now.Add(-7*time.Minute), 10*time.Minute)
 		},
-	} {
-		c := healthy(t, state.ModeProxy)
-		change(c)
-		if r := c.collect(t); !r.Healthy {
-			t.Errorf("%s: next is %q", name, r.Next)
-		}
-	}
-}
-
-// checkNext checks that each of want is part of a sentence of its own.
-func checkNext(t *testing.T, next, want []string) {
-	t.Helper()
-	if len(next) != len(want) {
-		t.Errorf("next has %d sentences, want %d:\n%s", len(next), len(want), strings.Join(next, "\n"))
-	}
-	for _, part := range want {
-		if !slices.ContainsFunc(next, func(s string) bool { return strings.Contains(s, part) }) {
-			t.Errorf("next does not say %q:\n%s", part, strings.Join(next, "\n"))
-		}
-	}
-}
-
-func TestWhatIsWrongIsNamedWithWhatToDo(t *testing.T) {
-	otherAuthority := newAuthority(t, "other", now.Add(-2*365*24*time.Hour), 0)
-	for name, c := range map[string]struct {
-		mode   state.Mode
-		change func(cluster)
-		want   []string // each is part of a sentence of its own
-	}{
-		"a switch that is not done": {state.ModeNodePort, func(c cluster) {
-			c.state(t, state.PhasePrepared, state.ModeProxy, state.ModeNodePort)
-		}, []string{"from nodeport to proxy mode was started at 2026-11-21T11:00:00Z and is not complete: unless a run is " +
-			"in progress, run zarf-registry install --namespace zarf --registry-proxy to continue it, or zarf-registry install " +
-			"--namespace zarf --registry-proxy=false to go back."}},
-		"an installation that is not done": {state.ModeProxy, func(c cluster) {
-			c.state(t, state.PhasePrepared, state.ModeProxy, "")
-		}, []string{"proxy mode was prepared at 2026-11-21T11:00:00Z and is not verified"}},
-		"no state": {state.ModeProxy, func(c cluster) {
-			c.drop("Secret zarf-registry-state")
-		}, []string{"Secret zarf/zarf-registry-state is missing"}},
-		"the state is under another name": {state.ModeProxy, func(c cluster) {
+		"a node without a proxy, as the user decided": func(c cluster) { c.add(node("n3", true, pause)) },
+		"a node that was added after the last proof": func(c cluster) {
+			c.add(node("n3", true, pause), pod("proxy", "n3", true))
+		},
+		"a node whose previous proxy ends": func(c cluster) {
+			ends := pod("proxy", "a", true)
+			ends.Spec.NodeName, ends.DeletionTimestamp, ends.Finalizers = "n3", &metav1.Time{Time: now}, []string{"x/y"}
+			c.add(node("n3", true, pause), ends, pod("proxy", "n3", true))
+		},
+		"a node that holds more images than it reports": func(c cluster) {
+			c.add(node("n3", true), pod("proxy", "n3", true))
+		},
+		"a node that is not of Linux": func(c cluster) {
+			windows := node("w1", true)
+			windows.Status.NodeInfo.OperatingSystem = "windows"
+			c.add(windows)
+		},
+		"an installation that is not done": func(c cluster) { c.state(t, state.PhasePrepared, state.ModeProxy, "") },
+		"no state":                         func(c cluster) { c.drop("Secret zarf-registry-state") },
+		"the state is under another name": func(c cluster) {
 			c.drop("Secret zarf-registry-state").add(&corev1.Secret{ObjectMeta: meta("full-state", "state")})
-		}, []string{"--name full"}},
-		"a state from the future": {state.ModeProxy, func(c cluster) {
+		},
+		"a state from the future": func(c cluster) {
 			c.add(secret("state", map[string][]byte{state.Key: []byte(`{"version": 2}`)}))
-		}, []string{"its format has version 2, written by an unknown release"}},
-		"helm's last run failed": {state.ModeProxy, func(c cluster) {
-			c.add(revision(11, "failed"))
-		}, []string{"revision 11 is failed, helm history zarf-registry --namespace zarf shows why"}},
-		"helm was killed": {state.ModeProxy, func(c cluster) {
-			c.add(revision(11, "pending-upgrade"))
-		}, []string{"revision 11 is pending-upgrade"}},
-		"helm is uninstalling": {state.ModeProxy, func(c cluster) {
-			c.add(revision(11, "uninstalling"))
-		}, []string{"helm uninstall zarf-registry --namespace zarf"}},
-		"helm's last run failed, in another namespace": {state.ModeProxy, func(c cluster) {
+		},
+		"helm's last run failed": func(c cluster) { c.add(revision(11, "failed")) },
+		"helm was killed":        func(c cluster) { c.add(revision(11, "pending-upgrade")) },
+		"helm is uninstalling":   func(c cluster) { c.add(revision(11, "uninstalling")) },
+		"helm's last run failed, in another namespace": func(c cluster) {
 			failed := revision(11, "failed")
 			failed.Namespace = "releases" // with namespaceOverride
 			c.add(failed)
 			c["Deployment zarf-registry"].(*appsv1.Deployment).Annotations = map[string]string{
 				"meta.helm.sh/release-namespace": "releases"}
-		}, []string{"Helm's revision 11 is failed, helm history zarf-registry --namespace releases shows why: run " +
-			"zarf-registry install --namespace releases."}},
-		"a renewal that failed": {state.ModeProxy, func(c cluster) { // the pod of the CronJob, which has the log, does not stay
+		},
+		"a renewal that failed": func(c cluster) { // the pod of the CronJob, which has the log, does not stay
 			c.changeState(t, func(s *state.State) { s.RenewalFailed = "2026-11-22T10:17:04Z: renew: no CA: run helm upgrade." })
-		}, []string{"The last renewal of the certificates failed at 2026-11-22T10:17:04Z: renew: no CA: run helm upgrade."}},
-		"no registry": {state.ModeProxy, func(c cluster) {
-			c.drop("Deployment zarf-registry", "Pod registry-n1")
-		}, []string{"Deployment zarf/zarf-registry is missing"}},
-		"no registry pod": {state.ModeProxy, func(c cluster) {
-			c.drop("Pod registry-n1")
-		}, []string{"kubectl --namespace zarf describe deployment zarf-registry"}},
-		"a registry scaled to nothing": {state.ModeProxy, func(c cluster) {
+		},
+		"no registry":     func(c cluster) { c.drop("Deployment zarf-registry", "Pod registry-n1") },
+		"no registry pod": func(c cluster) { c.drop("Pod registry-n1") },
+		"a registry scaled to nothing": func(c cluster) {
 			zero := int32(0)
 			c["Deployment zarf-registry"].(*appsv1.Deployment).Spec.Replicas = &zero
 			c.drop("Pod registry-n1")
-		}, []string{"scale deployment zarf-registry --replicas 1"}},
-		"a replica that does not start": {state.ModeNodePort, func(c cluster) {
-			two := int32(2)
-			c["Deployment zarf-registry"].(*appsv1.Deployment).Spec.Replicas = &two
-			p := pod("registry", "n2", false)
-			p.Status.ContainerStatuses[0].State = corev1.ContainerState{Terminated: &corev1.ContainerStateTerminated{ExitCode: 104, Message: "chunk 2"}}
-			c.add(p)
-		}, []string{"1 of 2 registry pods are ready and serve all requests (container registry exited with code 104: chunk 2)"}},
-		"a registry that does not start": {state.ModeNodePort, func(c cluster) {
-			p := pod("registry", "n1", false)
-			p.Status.ContainerStatuses[0].State = corev1.ContainerState{Terminated: &corev1.ContainerStateTerminated{ExitCode: 104, Message: "chunk 2 has\nanother SHA-256"}}
-			c.add(p)
-		}, []string{"exited with code 104: chunk 2 has another SHA-256"}},
-		"a registry that finds no node": {state.ModeProxy, func(c cluster) {
+		},
+		"three pods of the registry on two nodes": func(c cluster) {
+			three, third := int32(3), pod("registry", "n2", true)
+			third.Name = "registry-third"
+			c["Deployment zarf-registry"].(*appsv1.Deployment).Spec.Replicas = &three
+			c.add(pod("registry", "n2", true), third)
+		},
+		"a registry that finds no node": func(c cluster) {
 			p := pod("registry", "n1", false)
 			p.Spec.NodeName, p.Status.ContainerStatuses = "", nil
 			p.Status.Conditions = append(p.Status.Conditions, corev1.PodCondition{Type: corev1.PodScheduled,
 				Status: corev1.ConditionFalse, Reason: "Unschedulable", Message: "0/2 nodes"})
 			c.add(p)
-		}, []string{"Unschedulable: 0/2 nodes"}},
-		"a proxy that waits for its payload": {state.ModeProxy, func(c cluster) {
+		},
+		"a proxy that waits for its payload": func(c cluster) {
 			p := pod("proxy", "n2", false)
 			p.Status.ContainerStatuses = nil
 			old, newer := corev1.Event{}, corev1.Event{}
@@ -519,242 +546,175 @@ func TestWhatIsWrongIsNamedWithWhatToDo(t *testing.T) {
 					metav1.NewTime(now.Add(-time.Duration(i)*time.Minute))
 			}
 			c.add(p, &old, &newer)
-		}, []string{"The proxy of node n2 is not ready (FailedMount: message 0): kubectl --namespace zarf describe pod " +
-			"proxy-n2"}},
-		"a node with another pause image": {state.ModeProxy, func(c cluster) {
+		},
+		"a node with another pause image": func(c cluster) {
 			c.add(node("n3", true, otherPause), pod("proxy", "n3", false))
-		}, []string{"Node n3 has the pause image registry.k8s.io/pause@sha256:0, but its proxy uses " + pause}},
-		"a node that reports no pause image": {state.ModeProxy, func(c cluster) {
+		},
+		"a node that reports no pause image": func(c cluster) {
 			c.add(node("n3", true, "docker.io/library/nginx:1"), pod("proxy", "n3", false))
-		}, []string{"--set injector.image=IMAGE"}},
-		"a node whose proxy is not there yet": {state.ModeProxy, func(c cluster) {
+		},
+		"a node whose proxy is not there yet": func(c cluster) {
 			c.add(node("n3", true, pause))
 			c["DaemonSet zarf-registry-proxy-amd64"].(*appsv1.DaemonSet).Status.DesiredNumberScheduled = 3
-		}, []string{"Node n3 has no proxy pod yet"}},
-		"no proxies at all": {state.ModeProxy, func(c cluster) {
+		},
+		"no proxies at all": func(c cluster) {
 			c.drop("DaemonSet zarf-registry-proxy-amd64", "Pod proxy-n1", "Pod proxy-n2")
-		}, []string{"The proxy DaemonSet is missing"}},
-		"a node that is down": {state.ModeProxy, func(c cluster) {
-			c.add(node("n2", false, pause), pod("proxy", "n2", false))
-		}, []string{"Node n2 is not ready"}},
-		"no node port": {state.ModeNodePort, func(c cluster) {
-			c.drop("Service zarf-registry-nodeport")
-		}, []string{"Service zarf/zarf-registry-nodeport is missing"}},
-		"another node port": {state.ModeNodePort, func(c cluster) {
-			c["Service zarf-registry-nodeport"].(*corev1.Service).Spec.Ports[0].NodePort = 30000
-		}, []string{"does not have node port 31999"}},
-		"a plain port that is closed": {state.ModeNodePort, func(c cluster) {
-			c.add(secret("pull", nil))
-		}, []string{"Secret zarf/zarf-registry-pull has no key htpasswd"}},
-		"no Service of the registry": {state.ModeProxy, func(c cluster) {
-			c.drop("Service zarf-registry")
-		}, []string{"Service zarf/zarf-registry is missing, so no proxy reaches the registry: run zarf-registry install"}},
-		"an evicted pod of the registry beside one that does not start": {state.ModeProxy, func(c cluster) {
+		},
+		"a node that is down":        func(c cluster) { c.add(node("n2", false, pause), pod("proxy", "n2", false)) },
+		"no Service of the registry": func(c cluster) { c.drop("Service zarf-registry") },
+		"an evicted pod of the registry beside one that does not start": func(c cluster) {
 			evicted := pod("registry", "a", false)
 			evicted.Status = corev1.PodStatus{Phase: corev1.PodFailed, Reason: "Evicted", Message: "low on memory"}
 			c.add(evicted, pod("registry", "n1", false))
-		}, []string{"The registry is not ready (ErrImagePull: no such host)"}},
-		"the registry's node is off": {state.ModeProxy, func(c cluster) {
-			lostRegistry(c, "")
-		}, []string{"): its node n2 is not ready; Kubernetes makes another pod 30s after it has noticed that",
-			"Node n2 is not ready"}},
-		"the registry's node is off, and has attached the volume": {state.ModeProxy, func(c cluster) {
+		},
+		"the registry's node is off": func(c cluster) { lostRegistry(c, "") },
+		"the registry's node is off, and has attached the volume": func(c cluster) {
 			lostRegistry(c, "FailedAttachVolume: Multi-Attach error for volume pvc-1")
-		}, []string{"node n2, which is not ready, has its volume: switch it on, or make sure that it is off and run kubectl " +
-			"taint nodes n2 node.kubernetes.io/out-of-service=nodeshutdown:NoExecute", "Node n2 is not ready"}},
-		"the registry's node is off, and has the disk": {state.ModeProxy, func(c cluster) {
+		},
+		"the registry's node is off, and has the disk": func(c cluster) {
 			lostRegistry(c, "0/2 nodes are available: 1 node(s) didn't match PersistentVolume's node affinity")
-		}, []string{"its volume is on node n2, which is not ready: switch that on; if its disk is lost, run kubectl delete node " +
-			"n2, kubectl --namespace zarf delete persistentvolumeclaim zarf-registry and zarf-registry install --namespace zarf",
-			"Node n2 is not ready"}},
-		"an interrupted switch from an external registry": {state.ModeProxy, func(c cluster) {
+		},
+		"an interrupted switch from an external registry": func(c cluster) {
 			c.changeState(t, func(s *state.State) {
 				external := settings(state.ModeExternal)
 				s.Phase, s.Current = state.PhasePrepared, &external
 			})
 			c.add(pod("registry", "n1", false))
-		}, []string{"is not complete: unless a run is in progress, run zarf-registry install --namespace zarf --registry-proxy to " +
-			"continue it, or zarf-registry install --namespace zarf --registry-url registry.example.com/team to go back",
-			"The registry is not ready (ErrImagePull: no such host)"}},
-		"a Service with the proxies' port": {state.ModeProxy, func(c cluster) {
+		},
+		"a Service with the proxies' port": func(c cluster) {
 			c.add(service("other", corev1.ServicePort{NodePort: 31999}))
-		}, []string{"Service default/other has node port 31999, so it answers instead of the proxies"}},
-		"a Service with the proxies' port for health checks": {state.ModeProxy, func(c cluster) {
+		},
+		"a Service with the proxies' port for health checks": func(c cluster) {
 			s := service("other")
 			s.Spec.HealthCheckNodePort = 31999
 			c.add(s)
-		}, []string{"Service default/other has node port 31999"}},
-		"a port that is not reserved": {state.ModeProxy, func(c cluster) {
-			c.drop("Service zarf-registry-nodeport")
-		}, []string{"Service zarf/zarf-registry-nodeport is missing, so any other Service can take node port 31999 and " +
-			"answer instead of the proxies: run zarf-registry install --namespace zarf, which creates it"}},
-		"a reservation of another port": {state.ModeProxy, func(c cluster) {
-			c["Service zarf-registry-nodeport"].(*corev1.Service).Spec.Ports[0].NodePort = 30000
-		}, []string{"does not have node port 31999"}},
-		"a reservation that kube-proxy serves": {state.ModeProxy, func(c cluster) {
-			delete(c["Service zarf-registry-nodeport"].(*corev1.Service).Labels, plan.LabelProxyName)
-		}, []string{"has no label service.kubernetes.io/service-proxy-name, so it answers instead of the proxies"}},
-		"a node port that kube-proxy does not serve": {state.ModeNodePort, func(c cluster) {
-			c["Service zarf-registry-nodeport"].(*corev1.Service).Labels[plan.LabelProxyName] = "other"
-		}, []string{"has the label service.kubernetes.io/service-proxy-name, so kube-proxy does not serve it"}},
-		"what nodeport mode left": {state.ModeProxy, func(c cluster) {
+		},
+		"a port that is not reserved": func(c cluster) { c.drop("Service zarf-registry-nodeport") },
+		"a reservation of another port": func(c cluster) {
+			c.nodePort().Spec.Ports[0].NodePort = 30000
+		},
+		"a reservation that kube-proxy serves": func(c cluster) {
+			delete(c.nodePort().Labels, plan.LabelProxyName)
+		},
+		"what nodeport mode left": func(c cluster) {
 			c.unreserved(t)
 			c.add(secret("pull", map[string][]byte{"htpasswd": []byte("x")}))
-		}, []string{"Objects of another mode remain: Service zarf/zarf-registry-nodeport, the key htpasswd of Secret " +
-			"zarf/zarf-registry-pull"}},
-		"what proxy mode left": {state.ModeNodePort, func(c cluster) {
-			c.add(&appsv1.DaemonSet{ObjectMeta: meta("zarf-registry-proxy-amd64", "proxy")})
-		}, []string{"Objects of another mode remain: DaemonSet zarf/zarf-registry-proxy-amd64"}},
-		"what a registry of ours left": {state.ModeExternal, func(c cluster) {
-			c.add(&appsv1.Deployment{ObjectMeta: meta("zarf-registry", "registry")})
-		}, []string{"Objects of another mode remain: Deployment zarf/zarf-registry"}},
-		"a certificate that ends soon": {state.ModeProxy, func(c cluster) {
+		},
+		"a certificate that ends soon": func(c cluster) {
 			a, from := newAuthority(t, "new", now.Add(-300*24*time.Hour), 0), now.Add(-300*24*time.Hour)
 			c.authority(t, a, now, 0)
 			c.certificate(t, "node-tls", a, from, 0)
-		}, []string{"Secret zarf/zarf-registry-node-tls expires in 65 days, less than a quarter of its lifetime: " +
-			"zarf-registry certs renew --namespace zarf issues a new one"}},
-		"a certificate with 2 minutes of 10": {state.ModeProxy, func(c cluster) {
+		},
+		"a certificate with 2 minutes of 10": func(c cluster) {
 			a := newAuthority(t, "short", now.Add(-time.Hour), 3*time.Hour)
 			c.authority(t, a, now, 10*time.Minute).certificate(t, "node-tls", a, now.Add(-8*time.Minute), 10*time.Minute)
-		}, []string{"zarf-registry-node-tls expires in 2m0s"}},
-		"an authority that ends soon": {state.ModeProxy, func(c cluster) {
+		},
+		"an authority that ends soon": func(c cluster) {
 			c.authority(t, newAuthority(t, "old", now.Add(-time.Hour), 70*time.Minute), now, 5*time.Minute)
-		}, []string{"Secret zarf/zarf-registry-ca expires in 10m0s, less than a quarter of its lifetime: zarf-registry certs " +
-			"renew"}},
-		"a certificate of another authority": {state.ModeProxy, func(c cluster) {
+		},
+		"a certificate of another authority": func(c cluster) {
 			data := leafOf(t, "push-tls", otherAuthority, now, 0)
-			data["ca.crt"] = c["Secret zarf-registry-node-tls"].(*corev1.Secret).Data["ca.crt"]
+			data["ca.crt"] = c.data("node-tls")["ca.crt"]
 			c.add(secret("push-tls", data))
-		}, []string{"Secret zarf/zarf-registry-push-tls is not usable (it does not lead to a trusted CA"}},
-		"a certificate that only its own Secret trusts": {state.ModeProxy, func(c cluster) {
+		},
+		"a certificate that only its own Secret trusts": func(c cluster) {
 			c.certificate(t, "push-tls", otherAuthority, now, 0)
-		}, []string{
-			"Secret zarf/zarf-registry-push-tls is not usable (it is not signed by a CA in ca.crt of Secret " +
-				"zarf-registry-server-tls): zarf-registry certs renew --namespace zarf issues a new one",
-			"Secret zarf/zarf-registry-server-tls is not usable (it is not signed by a CA in ca.crt of Secret " +
-				"zarf-registry-push-tls)",
-			"Secret zarf/zarf-registry-node-tls is not usable",
-			"Secret zarf/zarf-registry-ca is not usable (it is not in ca.crt of Secret zarf-registry-push-tls)",
-		}},
-		"a certificate that has expired": {state.ModeProxy, func(c cluster) {
+		},
+		"a certificate that has expired": func(c cluster) {
 			a := newAuthority(t, "old", now.Add(-2*365*24*time.Hour), 0)
 			c.authority(t, a, now, 0)
 			c.certificate(t, "push-tls", a, now.Add(-2*365*24*time.Hour), 0)
-		}, []string{"Secret zarf/zarf-registry-push-tls is not usable (it expired at"}},
-		"a key of another certificate": {state.ModeProxy, func(c cluster) {
-			c["Secret zarf-registry-node-tls"].(*corev1.Secret).Data["tls.key"] = c["Secret zarf-registry-push-tls"].(*corev1.Secret).Data["tls.key"]
-		}, []string{"Secret zarf/zarf-registry-node-tls is not usable (the private key does not belong to the certificate)"}},
-		"a certificate of another role": {state.ModeProxy, func(c cluster) {
-			c["Secret zarf-registry-push-tls"].(*corev1.Secret).Data = c["Secret zarf-registry-node-tls"].(*corev1.Secret).Data
-		}, []string{"Secret zarf/zarf-registry-push-tls is not usable (it does not carry the role zarf-registry:push"}},
-		"a certificate for another name": {state.ModeProxy, func(c cluster) {
-			c["Secret zarf-registry-server-tls"].(*corev1.Secret).Data = c["Secret zarf-registry-node-tls"].(*corev1.Secret).Data
-		}, []string{"Secret zarf/zarf-registry-server-tls is not usable (it is not valid for zarf-registry.zarf.svc"}},
-		"proxies that serve TLS without the names": {state.ModeProxy, func(c cluster) {
+		},
+		"a key of another certificate": func(c cluster) {
+			c.data("node-tls")["tls.key"] = c.data("push-tls")["tls.key"]
+		},
+		"a certificate of another role": func(c cluster) {
+			c.add(secret("push-tls", c.data("node-tls")))
+		},
+		"a certificate for another name": func(c cluster) {
+			c.add(secret("server-tls", c.data("node-tls")))
+		},
+		"proxies that serve TLS without the names": func(c cluster) {
 			c.changeState(t, func(s *state.State) { s.PKI.ServeTLS = true })
-		}, []string{"Secret zarf/zarf-registry-node-tls is not usable (it is not valid for localhost, 127.0.0.1, ::1"}},
-		"a certificate that is missing": {state.ModeProxy, func(c cluster) {
-			c.drop("Secret zarf-registry-server-tls")
-		}, []string{"Secret zarf/zarf-registry-server-tls is not usable (not found): zarf-registry certs renew --namespace zarf issues a new one"}},
-		"the same where the state does not say how to make one": {state.ModeProxy, func(c cluster) {
+		},
+		"a certificate that is missing": func(c cluster) { c.drop("Secret zarf-registry-server-tls") },
+		"the same where the state does not say how to make one": func(c cluster) {
 			c.drop("Secret zarf-registry-server-tls").changeState(t, func(s *state.State) { s.PKI = nil })
-		}, []string{"(not found): zarf-registry install --namespace zarf issues a new one"}},
-		"a certificate that is rubbish": {state.ModeProxy, func(c cluster) {
-			c["Secret zarf-registry-node-tls"].(*corev1.Secret).Data["tls.crt"] = []byte("rubbish")
-		}, []string{"Secret zarf/zarf-registry-node-tls is not usable (key tls.crt: "}},
-		"authorities that are rubbish": {state.ModeProxy, func(c cluster) {
-			c["Secret zarf-registry-node-tls"].(*corev1.Secret).Data["ca.crt"] = nil
-		}, []string{"Secret zarf/zarf-registry-node-tls is not usable (key ca.crt: "}},
-		"an authority without its key": {state.ModeProxy, func(c cluster) {
-			delete(c["Secret zarf-registry-ca"].(*corev1.Secret).Data, "tls.key")
-		}, []string{"Secret zarf/zarf-registry-ca is not usable ("}},
-		"no authority": {state.ModeProxy, func(c cluster) {
-			c.drop("Secret zarf-registry-ca")
-		}, []string{"Secret zarf/zarf-registry-ca is not usable (not found)"}},
-		"no authority, which makes the push certificate": {state.ModeProxy, func(c cluster) {
+		},
+		"a certificate that is rubbish": func(c cluster) {
+			c.data("node-tls")["tls.crt"] = []byte("rubbish")
+		},
+		"authorities that are rubbish": func(c cluster) {
+			c.data("node-tls")["ca.crt"] = nil
+		},
+		"an authority without its key": func(c cluster) {
+			delete(c.data("ca"), "tls.key")
+		},
+		"no authority": func(c cluster) { c.drop("Secret zarf-registry-ca") },
+		"no authority, which makes the push certificate": func(c cluster) {
 			c.existing(t, "").drop("Secret zarf-registry-ca")
-		}, []string{"Secret zarf/zarf-registry-ca is not usable (not found)"}},
-		"a certificate of the user that is missing": {state.ModeProxy, func(c cluster) {
+		},
+		"a certificate of the user that is missing": func(c cluster) {
 			c.existing(t, "my-push").drop("Secret zarf-registry-node-tls")
-		}, []string{"(not found): put a valid one into Secret zarf/my-node; zarf-registry certs renew --namespace zarf then copies it"}},
-		"one that cert-manager does not renew": {state.ModeProxy, func(c cluster) {
+		},
+		"one that cert-manager does not renew": func(c cluster) {
 			a := newAuthority(t, "corp", now.Add(-80*24*time.Hour), 0)
 			c.authority(t, a, now, 0).certManager(t)
 			c.certificate(t, "server-tls", a, now.Add(-80*24*time.Hour), 90*24*time.Hour)
-		}, []string{"Secret zarf/zarf-registry-server-tls expires in 10 days, less than a quarter of its lifetime: kubectl --namespace zarf describe certificate zarf-registry-server shows whether cert-manager renews it; zarf-registry certs renew --namespace zarf then copies it"}},
-		"a CA rotation that stalls": {state.ModeProxy, func(c cluster) {
+		},
+		"a CA rotation that stalls": func(c cluster) {
 			c.changeState(t, func(s *state.State) {
 				s.Rotation = &state.Rotation{Phase: state.RotationTrust, Since: now.Add(-2 * time.Hour), Waiting: "pod a:\nasleep"}
 			})
-		}, []string{"started at 2026-11-21T10:00:00Z is in phase trust, waiting for: pod a: asleep: run zarf-registry certs renew --namespace zarf"}},
-		"a payload without its first part": {state.ModeProxy, func(c cluster) {
-			c.drop("ConfigMap " + registryLoad + "-00")
-		}, []string{"ConfigMap " + registryLoad + "-00 is missing"}},
-		"a payload without another part": {state.ModeProxy, func(c cluster) {
-			c.drop("ConfigMap " + nodeLoad + "-01")
-		}, []string{"ConfigMap " + nodeLoad + "-01 is missing"}},
-		"the first node of another architecture": {state.ModeProxy, func(c cluster) {
+		},
+		"a payload without its first part": func(c cluster) { c.drop("ConfigMap " + registryLoad + "-00") },
+		"a payload without another part":   func(c cluster) { c.drop("ConfigMap " + nodeLoad + "-01") },
+		"the first node of another architecture": func(c cluster) {
 			d := &appsv1.DaemonSet{ObjectMeta: meta("zarf-registry-proxy-arm64", "proxy"),
 				Spec: appsv1.DaemonSetSpec{Template: template("zarf-registry-payload-registry-node-arm64")}}
 			d.Status.DesiredNumberScheduled = 1
 			c.add(d)
-		}, []string{"Payload zarf/zarf-registry-payload-registry-node-arm64 is incomplete (ConfigMap " +
-			"zarf-registry-payload-registry-node-arm64-00 is missing), so restarting pods will wait: "}},
-		"a payload of node configuration without a part": {state.ModeExternal, func(c cluster) {
-			c.configure(t, 1, 1).add(configPod("n1", 0, "{}")).drop("ConfigMap " + nodeLoad + "-01")
-		}, []string{"ConfigMap " + nodeLoad + "-01 is missing"}},
-		"a payload that is rubbish": {state.ModeProxy, func(c cluster) {
+		},
+		"a payload that is rubbish": func(c cluster) {
 			c["ConfigMap "+nodeLoad+"-00"].(*corev1.ConfigMap).BinaryData = nil
-		}, []string{"Payload zarf/" + nodeLoad + " is incomplete"}},
-	} {
-		t.Run(name, func(t *testing.T) {
-			cluster := healthy(t, c.mode)
-			c.change(cluster)
-			r := cluster.collect(t)
-			if r.Healthy {
-				t.Error("it is healthy")
-			}
-			checkNext(t, r.Next, c.want)
-		})
-	}
-}
-
-func TestNodesThatNeedNothing(t *testing.T) {
-	for name, c := range map[string]struct {
-		change func(cluster)
-		node   status.Node
-	}{
-		"a node without a proxy, as the user decided": {func(c cluster) {
-			c.add(node("n3", true, pause))
-		}, status.Node{Name: "n3", Ready: true, Via: "none", Message: "excluded from proxy scheduling"}},
-		"a node that was added after the last proof": {func(c cluster) {
-			c.add(node("n3", true, pause), pod("proxy", "n3", true))
-		}, status.Node{Name: "n3", Ready: true, Via: "proxy", Endpoint: true}},
-		"a node whose previous proxy ends": {func(c cluster) {
-			ends := pod("proxy", "a", true)
-			ends.Spec.NodeName, ends.DeletionTimestamp, ends.Finalizers = "n3", &metav1.Time{Time: now}, []string{"x/y"}
-			c.add(node("n3", true, pause), ends, pod("proxy", "n3", true))
-		}, status.Node{Name: "n3", Ready: true, Via: "proxy", Endpoint: true}},
-		"a node that holds more images than it reports": {func(c cluster) {
-			c.add(node("n3", true), pod("proxy", "n3", true))
-		}, status.Node{Name: "n3", Ready: true, Via: "proxy", Endpoint: true}},
-	} {
-		t.Run(name, func(t *testing.T) {
-			cluster := healthy(t, state.ModeProxy)
-			c.change(cluster)
-			r := cluster.collect(t)
-			if !r.Healthy || r.Nodes[2] != c.node {
-				t.Errorf("node is %+v, next %q", r.Nodes[2], r.Next)
-			}
-		})
-	}
-	cluster := healthy(t, state.ModeProxy)
-	windows := node("w1", true)
-	windows.Status.NodeInfo.OperatingSystem = "windows"
-	if r := cluster.add(windows).collect(t); len(r.Nodes) != 2 {
-		t.Errorf("with a node that is not of Linux: %+v", r)
-	}
+		},
+	})
+	reports(t, "nodeport", state.ModeNodePort, nil, map[string]func(cluster){
+		"a switch that is not done": func(c cluster) {
+			c.state(t, state.PhasePrepared, state.ModeProxy, state.ModeNodePort)
+		},
+		"a replica that does not start": func(c cluster) {
+			two := int32(2)
+			c["Deployment zarf-registry"].(*appsv1.Deployment).Spec.Replicas = &two
+			p := pod("registry", "n2", false)
+			p.Status.ContainerStatuses[0].State = corev1.ContainerState{Terminated: &corev1.ContainerStateTerminated{ExitCode: 104, Message: "chunk 2"}}
+			c.add(p)
+		},
+		"a registry that does not start": func(c cluster) {
+			p := pod("registry", "n1", false)
+			p.Status.ContainerStatuses[0].State = corev1.ContainerState{Terminated: &corev1.ContainerStateTerminated{ExitCode: 104, Message: "chunk 2 has\nanother SHA-256"}}
+			c.add(p)
+		},
+		"no node port": func(c cluster) { c.drop("Service zarf-registry-nodeport") },
+		"another node port": func(c cluster) {
+			c.nodePort().Spec.Ports[0].NodePort = 30000
+		},
+		"a plain port that is closed": func(c cluster) { c.add(secret("pull", nil)) },
+		"a node port that kube-proxy does not serve": func(c cluster) {
+			c.nodePort().Labels[plan.LabelProxyName] = "other"
+		},
+		"what proxy mode left": func(c cluster) {
+			c.add(&appsv1.DaemonSet{ObjectMeta: meta("zarf-registry-proxy-amd64", "proxy")})
+		},
+	})
+	reports(t, "external", state.ModeExternal, nil, map[string]func(cluster){
+		"what a registry of ours left": func(c cluster) {
+			c.add(&appsv1.Deployment{ObjectMeta: meta("zarf-registry", "registry")})
+		},
+		"a payload of node configuration without a part": func(c cluster) {
+			c.configure(t, 1, 1).add(configPod("n1", 0, "{}")).drop("ConfigMap " + nodeLoad + "-01")
+		},
+	})
 }
 
 func TestNothingInstalledIsAnErrorWithTheNextStep(t *testing.T) {
@@ -807,45 +767,25 @@ func TestAClusterThatDoesNotAnswerIsAnError(t *testing.T) {
 }
 
 func TestTheHealer(t *testing.T) {
-	for description, c := range map[string]struct {
-		replicas   int32
-		rollingOut bool
-		pods       []bool // whether they are ready
-		ready      int
-		why, next  string
-	}{
-		"ready":           {2, false, []bool{true, true}, 2, "", ""},
-		"one is enough":   {2, false, []bool{true, false}, 1, "ErrImagePull: no such host", ""},
-		"none is ready":   {2, false, []bool{false}, 0, "ErrImagePull: no such host", "No healer is ready (ErrImagePull: no such host)"},
-		"none yet":        {2, true, []bool{false}, 0, "ErrImagePull: no such host", ""},
-		"scaled to none":  {0, false, nil, 0, "scaled to 0 pods", "No healer is ready (scaled to 0 pods)"},
-		"no pod is there": {2, false, nil, 0, "", "No healer is ready (no reason reported)"},
-	} {
-		t.Run(description, func(t *testing.T) {
-			cluster := healthy(t, state.ModeProxy)
+	healer := func(replicas int32, reason string, ready ...bool) func(cluster) {
+		return func(c cluster) {
 			d := &appsv1.Deployment{ObjectMeta: meta("zarf-registry-healer", "healer"),
-				Spec: appsv1.DeploymentSpec{Replicas: &c.replicas}}
-			reason := map[bool]string{true: "ReplicaSetUpdated", false: "NewReplicaSetAvailable"}[c.rollingOut]
+				Spec: appsv1.DeploymentSpec{Replicas: &replicas}}
 			d.Status.Conditions = []appsv1.DeploymentCondition{{Type: appsv1.DeploymentProgressing, Reason: reason}}
-			cluster.add(d)
-			waiting := 0
-			for i, ready := range c.pods {
+			c.add(d)
+			for i, ready := range ready {
 				p := pod("healer", fmt.Sprintf("n%d", i), ready)
 				p.Labels[names.LabelName] = names.Chart
-				cluster.add(p)
-				if !ready {
-					waiting++
-				}
+				c.add(p)
 			}
-			r := cluster.collect(t)
-			h := r.Healer
-			if h == nil || h.Ready != c.ready || h.Desired != int(c.replicas) || h.Message != c.why ||
-				len(h.Waiting) != waiting {
-				t.Errorf("%+v", h)
-			}
-			if r.Healthy != (c.next == "") || !strings.Contains(strings.Join(r.Next, "\n"), c.next) {
-				t.Errorf("next is %q, want %q", r.Next, c.next)
-			}
-		})
+		}
 	}
+	reports(t, "healer", state.ModeProxy, nil, map[string]func(cluster){
+		"ready":           healer(2, done, true, true),
+		"one is enough":   healer(2, done, true, false),
+		"none is ready":   healer(2, done, false),
+		"none yet":        healer(2, "ReplicaSetUpdated", false),
+		"scaled to none":  healer(0, done),
+		"no pod is there": healer(2, done),
+	})
 }
