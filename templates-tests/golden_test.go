@@ -1,19 +1,15 @@
 package templates
 
 import (
-	"flag"
 	"fmt"
 	"maps"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 
-	"github.com/aymanbagabas/go-udiff"
+	"github.com/zarf-dev/zarf-registry/test/golden"
 )
-
-var update = flag.Bool("update", false, "write the golden files")
 
 // The golden files make changes of the rendered objects visible in a review. They are what helm template writes for
 // four values files. Whether an object is right is up to the other tests.
@@ -23,25 +19,7 @@ func TestRenderedObjectsMatchTheGoldenFiles(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			got := helmTemplate(t, name)
-			path := filepath.Join("testdata/golden", name+".yaml")
-			if *update {
-				if err := os.WriteFile(path, []byte(got), 0o644); err != nil {
-					t.Fatal(err)
-				}
-				return
-			}
-			want, err := os.ReadFile(path)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if diff := udiff.Unified(path, "rendered", string(want), got); diff != "" {
-				lines := strings.SplitAfter(diff, "\n")
-				const most = 60
-				if more := len(lines) - most; more > 0 {
-					lines = append(lines[:most], fmt.Sprintf("... and %d more lines", more))
-				}
-				t.Errorf("go test ./templates-tests -update writes the file:\n%s", strings.Join(lines, ""))
-			}
+			golden.File(t, filepath.Join("testdata/golden", name+".yaml"), got)
 		})
 	}
 }

@@ -13,7 +13,6 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
-	"github.com/google/go-cmp/cmp/cmpopts"
 	"github.com/rancher/wharfie/pkg/registries"
 	"gopkg.in/yaml.v2"
 	appsv1 "k8s.io/api/apps/v1"
@@ -27,6 +26,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/release/nodeimages"
 	jobsettings "github.com/zarf-dev/zarf-registry/internal/release/settings"
 	"github.com/zarf-dev/zarf-registry/internal/release/state"
+	"github.com/zarf-dev/zarf-registry/test/golden"
 )
 
 const (
@@ -87,206 +87,66 @@ func leftFiles(mode state.Mode, directories ...string) runtime.Object {
 func TestNodeConfiguration(t *testing.T) {
 	t.Parallel()
 	const registries = "nodeConfig.k3s.registries={mirrors: {docker.io: {endpoint: [https://a.example]}}}"
-	release := func(c noderuntime.Config) noderuntime.Config {
-		c.Release = "zarf/zarf-registry"
-		if c.Address == "" {
-			c.Address = "127.0.0.1:31999"
-		}
-		return c
-	}
-	k3s := noderuntime.K3s{File: "/etc/rancher/k3s/registries.yaml"}
-	containerd := []string{containerdCerts, listedCerts}
-	mirroring := func(directories []string, mirrors ...string) noderuntime.Config {
-		return release(noderuntime.Config{
-			Directories: directories, Mirrors: mirrors, Containerd: noderuntime.Containerd{Directories: directories},
-		})
-	}
-	crioCA := release(noderuntime.Config{
-		Directories: []string{crioCerts}, CRIO: noderuntime.CRIO{CertsDirectory: crioCerts},
-	})
-	crioInsecure := release(noderuntime.Config{
-		Directories: []string{crioConf}, CRIO: noderuntime.CRIO{ConfDirectory: crioConf, Insecure: true},
-	})
-	// Of other cases, all directories are in use.
-	inUse := map[string][]string{
-		"recorded directories":                           nil,
-		"recorded directories in nodeport mode":          nil,
-		"recorded directories that are still configured": containerd,
-		"directories of the values":                      nil,
-		"both":                                           nil,
-	}
+	golden := golden.Open(t, "nodeconfig")
 	for name, test := range map[string]struct {
 		values  []string
 		objects []runtime.Object // nil means no cluster
-		want    noderuntime.Config
 	}{
-		"nothing is configured": {nil, nil, noderuntime.Config{}},
-		"nothing is configured for any node": {
-			nil, []runtime.Object{k3sNode("a"), node("b", "amd64"), crioNode("c", "1.34.2")}, noderuntime.Config{},
-		},
-		"options without configuration": {
-			[]string{
-				"nodeConfig.force=true", "nodeConfig.tlsDirectories=[/etc/ssl]", "nodeConfig.runtimes=[k3s]",
-				"nodeConfig.k3s.path=/etc/rancher/x.yaml",
-			},
-			nil, noderuntime.Config{},
-		},
-		"mirrors with unknown runtimes": {
-			[]string{"nodeConfig.mirrors=[docker.io]"}, nil, mirroring(containerd, "docker.io"),
-		},
-		"mirrors with containerd": {
-			[]string{"nodeConfig.mirrors=[docker.io, '*', '!quay.io']"}, []runtime.Object{node("a", "amd64")},
-			mirroring(containerd, "docker.io", "*", "!quay.io"),
-		},
-		"mirrors with K3s": {
-			[]string{"nodeConfig.mirrors=[docker.io]"}, []runtime.Object{k3sNode("a")},
-			mirroring([]string{k3sCerts}, "docker.io"),
-		},
-		"mirrors with RKE2": {
-			[]string{"nodeConfig.mirrors=[docker.io]"}, []runtime.Object{rke2Node("a")},
-			mirroring([]string{rke2Certs}, "docker.io"),
-		},
-		"mirrors with CRI-O": {
-			[]string{"nodeConfig.mirrors=[docker.io]"}, []runtime.Object{crioNode("a", "1.34.1")},
-			release(noderuntime.Config{
-				Directories: []string{crioConf}, Mirrors: []string{"docker.io"}, CRIO: noderuntime.CRIO{ConfDirectory: crioConf},
-			}),
-		},
-		"mirrors with several runtimes": {
-			[]string{"nodeConfig.mirrors=[docker.io]"}, []runtime.Object{crioNode("a", "1.35.0"), node("b", "arm64")},
-			release(noderuntime.Config{
-				Directories: []string{containerdCerts, listedCerts, crioCerts, crioConf}, Mirrors: []string{"docker.io"},
-				Containerd: noderuntime.Containerd{Directories: containerd},
-				CRIO:       noderuntime.CRIO{CertsDirectory: crioCerts, ConfDirectory: crioConf},
-			}),
-		},
-		"runtimes of the values override those of the nodes": {
-			[]string{"nodeConfig.mirrors=[docker.io]", "nodeConfig.runtimes=[rke2]"},
-			[]runtime.Object{k3sNode("a"), crioNode("b", "1.35.0")}, mirroring([]string{rke2Certs}, "docker.io"),
-		},
-		"a path for containerd": {
-			[]string{"nodeConfig.mirrors=[docker.io]", "nodeConfig.containerd.path=/var/snap/microk8s/current/args/certs.d/"},
-			nil, mirroring([]string{"/var/snap/microk8s/current/args/certs.d"}, "docker.io"),
-		},
-		"hosts for containerd with certificates": {
-			[]string{`nodeConfig.containerd.hosts={a.example: "[host.'https://b.example']\n  ca = ['/etc/pki/a/ca.pem', \"/opt/b/ca.pem\"]\n  client = [[\"/opt/b/tls/c.crt\", \"/opt/b/tls/c.key\"]]\n  header = {a = '/root/secret/value'}\n"}`},
-			nil,
-			release(noderuntime.Config{
-				Directories: containerd, TLSDirectories: []string{"/etc/pki/a", "/opt/b"},
-				Containerd: noderuntime.Containerd{Directories: containerd, Hosts: map[string]string{
-					"a.example": "[host.'https://b.example']\n  ca = ['/etc/pki/a/ca.pem', \"/opt/b/ca.pem\"]\n  client = " +
-						"[[\"/opt/b/tls/c.crt\", \"/opt/b/tls/c.key\"]]\n  header = {a = '/root/secret/value'}\n",
-				}},
-			}),
-		},
-		"K3s' registries": {
-			[]string{registries}, []runtime.Object{k3sNode("a")},
-			release(noderuntime.Config{Directories: []string{"/etc/rancher/k3s"}, K3s: k3s}),
-		},
-		"K3s' registries without a cluster": {
-			[]string{registries}, nil,
-			release(noderuntime.Config{Directories: []string{"/etc/rancher/k3s"}, K3s: k3s}),
-		},
-		"K3s' registries and mirrors without a cluster": {
-			[]string{registries, "nodeConfig.mirrors=[ghcr.io]"}, nil,
-			release(noderuntime.Config{
-				Directories: []string{"/etc/rancher/k3s", k3sCerts}, Mirrors: []string{"ghcr.io"},
-				Containerd: noderuntime.Containerd{Directories: []string{k3sCerts}}, K3s: k3s,
-			}),
-		},
-		"RKE2's registries": {
-			[]string{registries}, []runtime.Object{rke2Node("a")},
-			release(noderuntime.Config{
-				Directories: []string{"/etc/rancher/rke2"}, K3s: noderuntime.K3s{File: "/etc/rancher/rke2/registries.yaml"},
-			}),
-		},
-		"K3s' registries at another path": {
-			[]string{registries, "nodeConfig.k3s.path=/etc/rancher/other/private.yaml"}, nil,
-			release(noderuntime.Config{
-				Directories: []string{"/etc/rancher/other"}, K3s: noderuntime.K3s{File: "/etc/rancher/other/private.yaml"},
-			}),
-		},
-		"a Secret with K3s' registries": {
-			[]string{"nodeConfig.k3s.existingSecret=mine"}, nil,
-			release(noderuntime.Config{
-				Directories: []string{"/etc/rancher/k3s"},
-				K3s:         noderuntime.K3s{File: k3s.File, ExistingSecret: "mine", ExistingSecretKey: "registries.yaml"},
-			}),
-		},
-		"force, and directories with certificates": {
-			[]string{
-				registries, "nodeConfig.force=true",
-				"nodeConfig.tlsDirectories=[/opt/c/, /etc/rancher/k3s/tls, /opt/c/d, /opt/cd]",
-			},
-			nil,
-			release(noderuntime.Config{
-				Force: true, Directories: []string{"/etc/rancher/k3s"}, TLSDirectories: []string{"/opt/c", "/opt/cd"},
-				K3s: k3s,
-			}),
-		},
-		"CRI-O 1.35":              {nil, []runtime.Object{crioNode("a", "1.35.0")}, crioCA},
-		"CRI-O 1.35 among others": {nil, []runtime.Object{k3sNode("b"), crioNode("a", "1.36.1")}, crioCA},
-		"CRI-O 1.35 in plain HTTP": {
-			[]string{"proxy.tls=never"}, []runtime.Object{crioNode("a", "1.35.0")}, noderuntime.Config{},
-		},
-		"CRI-O 1.35 with a node port": {
-			[]string{"registryProxy=false"}, []runtime.Object{crioNode("a", "1.35.0")}, noderuntime.Config{},
-		},
-		"CRI-O 1.35 with an external registry": {
-			[]string{"registryProxy=null", "registryURL=registry.example.com"}, []runtime.Object{crioNode("a", "1.35.0")},
-			noderuntime.Config{},
-		},
-		"CRI-O 1.35, disabled": {
-			[]string{"nodeConfig.crio.ca=false"}, []runtime.Object{crioNode("a", "1.35.0")}, noderuntime.Config{},
-		},
-		"CRI-O of the values": {[]string{"proxy.tls=always", "nodeConfig.runtimes=[crio]"}, nil, crioCA},
-		"CRI-O 1.34, enabled": {
-			[]string{"proxy.tls=always", "nodeConfig.crio.ca=true"}, []runtime.Object{crioNode("a", "1.34.0")}, crioCA,
-		},
-		"plain HTTP for CRI-O": {[]string{"nodeConfig.crio.insecure=true"}, nil, crioInsecure},
-		"plain HTTP for CRI-O with a node port": {
-			[]string{"registryProxy=false", "nodeConfig.crio.insecure=true"}, nil, crioInsecure,
-		},
-		"mirrors with an anonymous node port": {
-			[]string{"registryProxy=false", "auth.anonymousPull=true", "nodeConfig.mirrors=[docker.io]"}, nil,
-			mirroring(containerd, "docker.io"),
-		},
-		"mirrors on IPv6": {
-			[]string{"ipFamily=IPv6", "port=32000", "nodeConfig.mirrors=[docker.io]"}, nil,
-			release(noderuntime.Config{
-				Address: "[::1]:32000", Directories: containerd, Mirrors: []string{"docker.io"},
-				Containerd: noderuntime.Containerd{Directories: containerd},
-			}),
-		},
-		"recorded directories": {
-			nil,
-			[]runtime.Object{node("a", "amd64"), leftFiles(state.ModeProxy, containerdCerts, listedCerts, "/etc/rancher/k3s")},
-			release(noderuntime.Config{Directories: []string{containerdCerts, listedCerts, "/etc/rancher/k3s"}}),
-		},
-		"recorded directories in nodeport mode": {
-			[]string{"registryProxy=null"}, []runtime.Object{leftFiles(state.ModeNodePort, containerdCerts)},
-			release(noderuntime.Config{Directories: []string{containerdCerts}}),
-		},
-		"recorded directories that are still configured": {
-			[]string{"nodeConfig.mirrors=[docker.io]"},
-			[]runtime.Object{node("a", "amd64"), leftFiles(state.ModeProxy, containerdCerts, crioConf)},
-			release(noderuntime.Config{
-				Directories: []string{containerdCerts, listedCerts, crioConf}, Mirrors: []string{"docker.io"},
-				Containerd: noderuntime.Containerd{Directories: containerd},
-			}),
-		},
-		"directories of the values": {
-			[]string{"nodeConfig.directories=[/etc/crio/x/, /etc/k0s]"}, nil,
-			release(noderuntime.Config{Directories: []string{"/etc/crio/x", "/etc/k0s"}}),
-		},
-		"both": {
-			[]string{"nodeConfig.directories=[/etc/k0s]"}, []runtime.Object{leftFiles(state.ModeProxy, containerdCerts)},
-			release(noderuntime.Config{Directories: []string{containerdCerts, "/etc/k0s"}}),
-		},
-		"an empty list disables the lookup": {
-			[]string{"nodeConfig.directories=[]"}, []runtime.Object{leftFiles(state.ModeProxy, containerdCerts)},
-			noderuntime.Config{},
-		},
+		"nothing is configured": {nil, nil},
+		"nothing is configured for any node": {nil,
+			[]runtime.Object{k3sNode("a"), node("b", "amd64"), crioNode("c", "1.34.2")}},
+		"options without configuration": {[]string{
+			"nodeConfig.force=true", "nodeConfig.tlsDirectories=[/etc/ssl]", "nodeConfig.runtimes=[k3s]",
+			"nodeConfig.k3s.path=/etc/rancher/x.yaml"}, nil},
+		"mirrors with unknown runtimes": {[]string{"nodeConfig.mirrors=[docker.io]"}, nil},
+		"mirrors with containerd": {[]string{"nodeConfig.mirrors=[docker.io, '*', '!quay.io']"},
+			[]runtime.Object{node("a", "amd64")}},
+		"mirrors with K3s":   {[]string{"nodeConfig.mirrors=[docker.io]"}, []runtime.Object{k3sNode("a")}},
+		"mirrors with RKE2":  {[]string{"nodeConfig.mirrors=[docker.io]"}, []runtime.Object{rke2Node("a")}},
+		"mirrors with CRI-O": {[]string{"nodeConfig.mirrors=[docker.io]"}, []runtime.Object{crioNode("a", "1.34.1")}},
+		"mirrors with several runtimes": {[]string{"nodeConfig.mirrors=[docker.io]"},
+			[]runtime.Object{crioNode("a", "1.35.0"), node("b", "arm64")}},
+		"runtimes of the values override those of the nodes": {[]string{"nodeConfig.mirrors=[docker.io]", "nodeConfig.runtimes=[rke2]"},
+			[]runtime.Object{k3sNode("a"), crioNode("b", "1.35.0")}},
+		"a path for containerd": {[]string{"nodeConfig.mirrors=[docker.io]", "nodeConfig.containerd.path=/var/snap/microk8s/current/args/certs.d/"},
+			nil},
+		"hosts for containerd with certificates": {[]string{`nodeConfig.containerd.hosts={a.example: "[host.'https://b.example']\n  ca = ['/etc/pki/a/ca.pem', \"/opt/b/ca.pem\"]\n  client = [[\"/opt/b/tls/c.crt\", \"/opt/b/tls/c.key\"]]\n  header = {a = '/root/secret/value'}\n"}`},
+			nil},
+		"K3s' registries":                               {[]string{registries}, []runtime.Object{k3sNode("a")}},
+		"K3s' registries without a cluster":             {[]string{registries}, nil},
+		"K3s' registries and mirrors without a cluster": {[]string{registries, "nodeConfig.mirrors=[ghcr.io]"}, nil},
+		"RKE2's registries":                             {[]string{registries}, []runtime.Object{rke2Node("a")}},
+		"K3s' registries at another path": {[]string{registries, "nodeConfig.k3s.path=/etc/rancher/other/private.yaml"},
+			nil},
+		"a Secret with K3s' registries": {[]string{"nodeConfig.k3s.existingSecret=mine"}, nil},
+		"force, and directories with certificates": {[]string{
+			registries, "nodeConfig.force=true",
+			"nodeConfig.tlsDirectories=[/opt/c/, /etc/rancher/k3s/tls, /opt/c/d, /opt/cd]"}, nil},
+		"CRI-O 1.35":                  {nil, []runtime.Object{crioNode("a", "1.35.0")}},
+		"CRI-O 1.35 among others":     {nil, []runtime.Object{k3sNode("b"), crioNode("a", "1.36.1")}},
+		"CRI-O 1.35 in plain HTTP":    {[]string{"proxy.tls=never"}, []runtime.Object{crioNode("a", "1.35.0")}},
+		"CRI-O 1.35 with a node port": {[]string{"registryProxy=false"}, []runtime.Object{crioNode("a", "1.35.0")}},
+		"CRI-O 1.35 with an external registry": {[]string{"registryProxy=null", "registryURL=registry.example.com"},
+			[]runtime.Object{crioNode("a", "1.35.0")}},
+		"CRI-O 1.35, disabled": {[]string{"nodeConfig.crio.ca=false"}, []runtime.Object{crioNode("a", "1.35.0")}},
+		"CRI-O of the values":  {[]string{"proxy.tls=always", "nodeConfig.runtimes=[crio]"}, nil},
+		"CRI-O 1.34, enabled": {[]string{"proxy.tls=always", "nodeConfig.crio.ca=true"},
+			[]runtime.Object{crioNode("a", "1.34.0")}},
+		"plain HTTP for CRI-O":                  {[]string{"nodeConfig.crio.insecure=true"}, nil},
+		"plain HTTP for CRI-O with a node port": {[]string{"registryProxy=false", "nodeConfig.crio.insecure=true"}, nil},
+		"mirrors with an anonymous node port":   {[]string{"registryProxy=false", "auth.anonymousPull=true", "nodeConfig.mirrors=[docker.io]"}, nil},
+		"mirrors on IPv6":                       {[]string{"ipFamily=IPv6", "port=32000", "nodeConfig.mirrors=[docker.io]"}, nil},
+		"recorded directories": {nil,
+			[]runtime.Object{node("a", "amd64"), leftFiles(state.ModeProxy, containerdCerts, listedCerts, "/etc/rancher/k3s")}},
+		"recorded directories in nodeport mode": {[]string{"registryProxy=null"},
+			[]runtime.Object{leftFiles(state.ModeNodePort, containerdCerts)}},
+		"recorded directories that are still configured": {[]string{"nodeConfig.mirrors=[docker.io]"},
+			[]runtime.Object{node("a", "amd64"), leftFiles(state.ModeProxy, containerdCerts, crioConf)}},
+		"directories of the values": {[]string{"nodeConfig.directories=[/etc/crio/x/, /etc/k0s]"}, nil},
+		"both": {[]string{"nodeConfig.directories=[/etc/k0s]"},
+			[]runtime.Object{leftFiles(state.ModeProxy, containerdCerts)}},
+		"an empty list disables the lookup": {[]string{"nodeConfig.directories=[]"},
+			[]runtime.Object{leftFiles(state.ModeProxy, containerdCerts)}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := rendering{values: proxyMode(t, test.values...)}
@@ -294,28 +154,11 @@ func TestNodeConfiguration(t *testing.T) {
 				r.cluster = newCluster(append(test.objects, kubernetes(corev1.IPv4Protocol))...)
 			}
 			out := r.render(t)
-			if diff := cmp.Diff(test.want, nodeConfig(t, out)); diff != "" {
-				t.Error(diff)
+			var text strings.Builder
+			for _, value := range []any{nodeConfig(t, out), decided(out).NodeConfig} {
+				text.WriteString(mustYAML(t, value))
 			}
-			used, some := inUse[name]
-			if !some {
-				used = test.want.Directories
-			}
-			want := jobsettings.NodeConfig{
-				Directories: test.want.Directories, CA: test.want.CRIO.CertsDirectory != "", Mirrors: test.want.Mirrors,
-				AgentsOnly: strings.HasPrefix(test.want.K3s.File, "/etc/rancher/k3s/") ||
-					strings.HasPrefix(test.want.K3s.File, "/etc/rancher/rke2/"),
-			}
-			if len(test.want.Directories) > 0 {
-				want.DaemonSets = []string{"zarf-registry-node-config-amd64", "zarf-registry-node-config-arm64"}
-				want.DirectoriesInUse = used
-			}
-			if name := test.want.K3s.ExistingSecret; name != "" {
-				want.RegistriesSecret, want.RegistriesKey = name, test.want.K3s.ExistingSecretKey
-			}
-			if diff := cmp.Diff(want, decided(out).NodeConfig, cmpopts.EquateEmpty()); diff != "" {
-				t.Errorf("the Jobs are told (-want +got):\n%s", diff)
-			}
+			golden.Check(t, name, text.String())
 		})
 	}
 }

@@ -61,6 +61,9 @@ func Open(t testing.TB, name string) *Cases {
 	return c
 }
 
+// Names returns the names of all sections, for a table that is the file itself.
+func (c *Cases) Names() []string { return slices.Sorted(maps.Keys(c.want)) }
+
 // serial is what differs in the name of each CA.
 var serial = regexp.MustCompile(`SERIALNUMBER=[0-9a-f]+`)
 
