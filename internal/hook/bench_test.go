@@ -47,6 +47,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/release/plan"
 	"github.com/zarf-dev/zarf-registry/internal/release/settings"
 	"github.com/zarf-dev/zarf-registry/internal/release/state"
+	"github.com/zarf-dev/zarf-registry/test/golden"
 )
 
 const (
@@ -898,6 +899,15 @@ func (b *bench) mustFail(err error, refused bool, want ...string) {
 	if _, is := errors.AsType[*exitcode.Refusal](err); err != nil && is != refused {
 		b.Errorf("refused: %t, want %t: %v", is, refused, err)
 	}
+}
+
+// mustRefuse checks that an error is a Refusal, and compares its text.
+func (b *bench) mustRefuse(want *golden.Cases, name string, err error) {
+	b.Helper()
+	if !exitcode.IsRefusal(err) {
+		b.Errorf("it is no refusal: %v", err)
+	}
+	want.Check(b, name, fmt.Sprint(err))
 }
 
 // mustLog checks that the log has these texts.

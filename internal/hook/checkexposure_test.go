@@ -7,8 +7,8 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
-	"github.com/zarf-dev/zarf-registry/internal/hook/preflight"
 	"github.com/zarf-dev/zarf-registry/internal/pki"
+	"github.com/zarf-dev/zarf-registry/internal/release/settings"
 	"github.com/zarf-dev/zarf-registry/internal/release/state"
 )
 
@@ -32,34 +32,12 @@ func TestPreflightChecksExposure(t *testing.T) {
 		return &corev1.Secret{ObjectMeta: foreignMeta("outside"), Type: corev1.SecretTypeTLS,
 			Data: map[string][]byte{"tls.crt": certificate, "tls.key": key}}
 	}
-	for name, c := range map[string]struct {
-		tls  *corev1.Secret
-		want []string // of the one finding; nil: no finding
-	}{
-		"valid": {tls(good.Certificate, good.Key), nil},
-		"no certificate": {nil,
-			[]string{"Secret zarf/outside", "does not exist", "kubectl -n zarf create secret tls outside"}},
-		"not PEM": {tls([]byte("rubbish"), good.Key),
-			[]string{"Secret zarf/outside", "a tls.crt that the registry would reject"}},
-		"key of another certificate": {tls(good.Certificate, other.Key),
-			[]string{"tls.crt and a tls.key", "private key does not match"}},
-	} {
-		t.Run(name, func(t *testing.T) {
-			b := newBench(t)
-			b.add(kubernetesService("10.96.0.1"))
-			b.now = begin
-			o := &b.hook.Settings
-			o.Expose.TLSSecret = "outside"
-			if c.tls != nil {
-				b.add(c.tls)
-			}
-			if c.want == nil {
-				b.mustFindNothing()
-				return
-			}
-			b.mustFind("expose", preflight.Blocker, c.want...)
-			b.mode(state.ModeExternal)
-			b.mustFindNothing()
-		})
-	}
+	exposed := func(o *settings.Settings) { o.Expose.TLSSecret = "outside" }
+	findings(t, "expose", map[string]situation{
+		"valid":                      {objects: objects{tls(good.Certificate, good.Key)}, settings: exposed},
+		"no certificate":             {settings: exposed},
+		"no certificate, external":   {settings: all(exposed, modeOf(state.ModeExternal), externalURL)},
+		"not PEM":                    {objects: objects{tls([]byte("rubbish"), good.Key)}, settings: exposed},
+		"key of another certificate": {objects: objects{tls(good.Certificate, other.Key)}, settings: exposed},
+	})
 }

@@ -16,6 +16,7 @@ import (
 
 	"github.com/zarf-dev/zarf-registry/internal/hook/certs"
 	"github.com/zarf-dev/zarf-registry/internal/release/state"
+	"github.com/zarf-dev/zarf-registry/test/golden"
 )
 
 // give creates or replaces the user's Secret with the push credential.
@@ -94,36 +95,30 @@ func TestUserPushCredentialIsCopiedAndUpdated(t *testing.T) {
 
 func TestRejectsInvalidUserPushCredentials(t *testing.T) {
 	t.Parallel()
-	for name, c := range map[string]struct {
-		change func(*bench)
-		want   string
-	}{
-		"missing":     {func(b *bench) { b.remove("secrets", "corp-credential") }, "does not exist"},
-		"no username": {func(b *bench) { b.give("", "p") }, "has no key username"},
-		"no password": {func(b *bench) { b.give("robot", "") }, "has no key password"},
-		"a colon":     {func(b *bench) { b.give("ro:bot", "p") }, "has a username with a colon"},
-		"leading #":   {func(b *bench) { b.give("#robot", "p") }, "has a username that begins with #"},
-		"surrounding spaces": {func(b *bench) { b.give(" robot", "p") },
-			"has a username that begins with # or has blanks around it"},
-		"username of the pull credential": {func(b *bench) { b.give("zarf-pull", "p") },
-			"has the username zarf-pull, which is reserved for the pull credential"},
-		"password of 73 bytes": {func(b *bench) { b.give("robot", strings.Repeat("x", 73)) },
-			"has a password of 73 bytes"},
-		"a line break":  {func(b *bench) { b.give("robot", "p\n") }, "has control characters in password"},
-		"invalid UTF-8": {func(b *bench) { b.give("robot\xff", "p") }, "has control characters in username"},
-		"Secret created by init-hook": {func(b *bench) { b.hook.Settings.Push.Secret = "zarf-registry-credentials" },
-			"was created by zarf-registry"},
-		"two problems": {func(b *bench) { b.give("ro:bot", "") }, "has no key password"},
+	golden := golden.Open(t, "credentials")
+	for name, change := range map[string]func(*bench){
+		"missing":                         func(b *bench) { b.remove("secrets", "corp-credential") },
+		"no username":                     func(b *bench) { b.give("", "p") },
+		"no password":                     func(b *bench) { b.give("robot", "") },
+		"a colon":                         func(b *bench) { b.give("ro:bot", "p") },
+		"leading #":                       func(b *bench) { b.give("#robot", "p") },
+		"surrounding spaces":              func(b *bench) { b.give(" robot", "p") },
+		"username of the pull credential": func(b *bench) { b.give("zarf-pull", "p") },
+		"password of 73 bytes":            func(b *bench) { b.give("robot", strings.Repeat("x", 73)) },
+		"a line break":                    func(b *bench) { b.give("robot", "p\n") },
+		"invalid UTF-8":                   func(b *bench) { b.give("robot\xff", "p") },
+		"Secret created by init-hook":     func(b *bench) { b.hook.Settings.Push.Secret = "zarf-registry-credentials" },
+		"two problems":                    func(b *bench) { b.give("ro:bot", "") },
 	} {
 		subtest(t, name, func(t *testing.T) {
 			b := installed(t, func(b *bench) { b.give("robot", "good") })
-			c.change(b)
+			change(b)
 			b.forget()
 			object := "Secret zarf/" + b.hook.Settings.Push.Secret
-			b.mustFail(b.hook.Prepare(t.Context()), true, "credentials: "+object+": it "+c.want)
+			b.mustFail(b.hook.Prepare(t.Context()), true, "credentials: "+object+": it ")
 			b.mustNotWrite()
 			b.hook.Settings.Preflight.Ignore = []string{"credentials"}
-			b.mustFail(b.hook.Prepare(t.Context()), true, object+" "+c.want)
+			b.mustRefuse(golden, name, b.hook.Prepare(t.Context()))
 			b.checkCredential("robot", "good")
 			if b.hook.Settings.Push.Secret != "corp-credential" {
 				return
@@ -132,7 +127,7 @@ func TestRejectsInvalidUserPushCredentials(t *testing.T) {
 			b.asTheCronJobDoes()
 			b.now = b.now.Add(8 * 30 * 24 * time.Hour)
 			before := b.secret("zarf-registry-node-tls").Data["tls.crt"]
-			b.mustFail(b.renew(), true, "renew: copy the push credential: "+object+" "+c.want)
+			b.mustFail(b.renew(), true, "renew: copy the push credential: "+object)
 			if bytes.Equal(before, b.secret("zarf-registry-node-tls").Data["tls.crt"]) {
 				t.Error("the certificates were not renewed")
 			}

@@ -24,7 +24,6 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	kubetesting "k8s.io/client-go/testing"
 
-	"github.com/zarf-dev/zarf-registry/internal/hook/preflight"
 	"github.com/zarf-dev/zarf-registry/internal/release/settings"
 	"github.com/zarf-dev/zarf-registry/internal/release/state"
 )
@@ -41,8 +40,12 @@ func workload(component string, change ...func(*settings.Workload)) settings.Wor
 }
 
 // placed changes what the values say about the registry's pods.
-func placed(change func(*settings.Workload)) func(*settings.Settings) {
-	return func(s *settings.Settings) { s.Workloads = []settings.Workload{workload("registry", change)} }
+func placed(changes ...func(*settings.Workload)) func(*settings.Settings) {
+	return func(s *settings.Settings) { s.Workloads = []settings.Workload{workload("registry", changes...)} }
+}
+
+func resources(text string) func(*settings.Workload) {
+	return func(w *settings.Workload) { w.Resources = json.RawMessage(text) }
 }
 
 func ownClaim(change ...func(*settings.Claim)) func(*settings.Settings) {
@@ -137,240 +140,156 @@ func dialing(err error) func(context.Context, string, string) (net.Conn, error) 
 	}
 }
 
-// Mistakes in the values of a first installation: preflight names the value or the object, and a remedy; prepare
-// refuses, and changes nothing.
+// Mistakes in the values of a first installation.
 func TestMistakes(t *testing.T) {
 	t.Parallel()
 	refused := &net.OpError{Op: "dial", Err: os.NewSyscallError("connect", syscall.ECONNREFUSED)}
 	standard := storageClass("standard", true)
-	for name, c := range map[string]struct {
-		objects  []runtime.Object // besides a node
-		nodes    []runtime.Object
-		settings func(*settings.Settings)
-		admit    func(runtime.Object) error
-		dial     func(context.Context, string, string) (net.Conn, error)
-		inPod    bool
-		check    string   // empty: no finding
-		want     []string // in the first finding
-		warning  bool
-	}{
+	findings(t, "mistakes", map[string]situation{
 		// StorageClass.
-		"StorageClass that does not exist": {objects: []runtime.Object{standard}, settings: ownClaim(ofClass("nope")),
-			check: "storage", want: []string{"StorageClass nope", "registry.persistence.storageClass names it, and it does " +
-				"not exist", "--set registry.persistence.storageClass=NAME of one that exists: standard"}},
-		"StorageClass that exists": {objects: []runtime.Object{standard}, settings: ownClaim(ofClass("standard"))},
-		"default StorageClass":     {objects: []runtime.Object{standard}, settings: ownClaim()},
-		"no default StorageClass": {objects: []runtime.Object{storageClass("slow", false)}, settings: ownClaim(),
-			check: "storage", want: []string{"the default StorageClass", "registry.persistence.storageClass is null",
-				"exists: slow", "--set registry.persistence.enabled=false"}},
-		"no StorageClass at all": {settings: ownClaim(), check: "storage", want: []string{"create a StorageClass"}},
-		"a volume of an administrator": {objects: []runtime.Object{volume("manual", "20Gi")},
+		"StorageClass that does not exist": {objects: objects{standard}, settings: ownClaim(ofClass("nope"))},
+		"StorageClass that exists":         {objects: objects{standard}, settings: ownClaim(ofClass("standard"))},
+		"default StorageClass":             {objects: objects{standard}, settings: ownClaim()},
+		"no default StorageClass":          {objects: objects{storageClass("slow", false)}, settings: ownClaim()},
+		"no StorageClass at all":           {settings: ownClaim()},
+		"a volume of an administrator": {objects: objects{volume("manual", "20Gi")},
 			settings: ownClaim(ofClass("manual"))},
-		"a volume of an administrator that is too small": {objects: []runtime.Object{volume("manual", "10Gi")},
-			settings: ownClaim(ofClass("manual")), check: "storage", want: []string{"StorageClass manual"}},
-		"no dynamic provisioning": {objects: []runtime.Object{standard}, settings: ownClaim(ofClass("")), check: "storage",
-			want: []string{"value registry.persistence.storageClass", "no PersistentVolume without a class"}},
-		"StorageClass of the caches": {objects: []runtime.Object{standard},
-			settings: func(s *settings.Settings) { s.Storage.CacheClass = "fast" }, check: "storage",
-			want: []string{"StorageClass fast", "cache.storageClass names it"}},
+		"a volume of an administrator that is too small": {objects: objects{volume("manual", "10Gi")},
+			settings: ownClaim(ofClass("manual"))},
+		"no dynamic provisioning": {objects: objects{standard}, settings: ownClaim(ofClass(""))},
+		"StorageClass of the caches": {objects: objects{standard},
+			settings: func(s *settings.Settings) { s.Storage.CacheClass = "fast" }},
 
 		// The claim.
-		"size without a unit": {objects: []runtime.Object{standard},
-			settings: ownClaim(func(c *settings.Claim) { c.Size = "20" }), check: "storage",
-			want: []string{"registry.persistence.size", `"20" is 20 bytes`, "--set registry.persistence.size=20Gi"}},
-		"existing claim that does not exist": {settings: existingClaim, check: "storage",
-			want: []string{"PersistentVolumeClaim zarf/images", "does not exist, but registry.persistence.existingClaim names it",
-				"--set registry.persistence.existingClaim="}},
-		"existing claim with a volume": {objects: []runtime.Object{claimed("images", "any", bound)}, settings: existingClaim},
+		"size without a unit": {objects: objects{standard},
+			settings: ownClaim(func(c *settings.Claim) { c.Size = "20" })},
+		"existing claim that does not exist": {settings: existingClaim},
+		"existing claim with a volume":       {objects: objects{claimed("images", "any", bound)}, settings: existingClaim},
 		"existing claim that waits for a StorageClass that does not exist": {
-			objects: []runtime.Object{standard, claimed("images", "nope")}, settings: existingClaim, check: "storage",
-			want: []string{"StorageClass nope", "PersistentVolumeClaim zarf/images, which has no volume"}},
-		"existing claim of a block device": {objects: []runtime.Object{claimed("images", "standard", bound,
+			objects: objects{standard, claimed("images", "nope")}, settings: existingClaim},
+		"existing claim of a block device": {objects: objects{claimed("images", "standard", bound,
 			func(c *corev1.PersistentVolumeClaim) {
 				block := corev1.PersistentVolumeBlock
 				c.Spec.VolumeMode = &block
-			})}, settings: existingClaim, check: "storage", want: []string{"volumeMode Block", "needs a file system"}},
-		"existing claim that is read-only": {objects: []runtime.Object{claimed("images", "standard", bound,
-			withModes(corev1.ReadOnlyMany))}, settings: existingClaim, check: "storage", want: []string{"ReadOnlyMany only"}},
-		"existing claim of several pods": {objects: []runtime.Object{claimed("images", "standard", bound)},
-			settings: func(s *settings.Settings) { existingClaim(s); s.Storage.Claim.Shared = true }, check: "storage",
-			want: []string{"several registry pods need ReadWriteMany", "--set registry.replicas=1"}},
-		"existing claim that is being deleted": {objects: []runtime.Object{claimed("images", "standard", bound,
+			})}, settings: existingClaim},
+		"existing claim that is read-only": {objects: objects{claimed("images", "standard", bound,
+			withModes(corev1.ReadOnlyMany))}, settings: existingClaim},
+		"existing claim of several pods": {objects: objects{claimed("images", "standard", bound)},
+			settings: func(s *settings.Settings) { existingClaim(s); s.Storage.Claim.Shared = true }},
+		"existing claim that is being deleted": {objects: objects{claimed("images", "standard", bound,
 			func(c *corev1.PersistentVolumeClaim) {
 				c.DeletionTimestamp, c.Finalizers = &metav1.Time{Time: time.Unix(1, 0)}, []string{"x"}
-			})}, settings: existingClaim, check: "storage", want: []string{"is being deleted"}},
-		"existing claim without its volume": {objects: []runtime.Object{claimed("images", "standard", bound,
-			func(c *corev1.PersistentVolumeClaim) { c.Status.Phase = corev1.ClaimLost })}, settings: existingClaim,
-			check: "storage", want: []string{"has lost its volume pv-1"}},
-		"existing claim that another pod uses": {objects: []runtime.Object{claimed("images", "standard", bound),
-			userOf("images")}, settings: existingClaim, check: "storage", warning: true,
-			want: []string{"pod zarf/other on node n7", "ReadWriteOnce"}},
-		"existing claim for one pod that another uses": {objects: []runtime.Object{claimed("images", "standard", bound,
-			withModes(corev1.ReadWriteOncePod)), userOf("images")}, settings: existingClaim, check: "storage",
-			want: []string{"pod zarf/other", "ReadWriteOncePod"}},
-		"a claim of someone else": {objects: []runtime.Object{standard, claimed("zarf-registry", "standard", bound,
-			func(c *corev1.PersistentVolumeClaim) { c.Labels = nil })}, settings: ownClaim(), check: "storage",
-			want: []string{"PersistentVolumeClaim zarf/zarf-registry", "is not of this release",
-				"--set registry.persistence.existingClaim=zarf-registry"}},
-		"a volume of another StorageClass": {objects: []runtime.Object{standard, storageClass("fast", false),
-			claimed("zarf-registry", "standard", bound)}, settings: ownClaim(ofClass("fast")), check: "storage",
-			want: []string{`"fast" differs from the StorageClass "standard"`,
-				"--set registry.persistence.storageClass=standard"}},
-		"a volume that would shrink": {objects: []runtime.Object{standard, claimed("zarf-registry", "standard", bound)},
-			settings: ownClaim(func(c *settings.Claim) { c.Size = "10Gi" }), check: "storage",
-			want: []string{"10Gi is less than the 20Gi", "--set registry.persistence.size=20Gi"}},
-		"a volume that cannot grow": {objects: []runtime.Object{standard, claimed("zarf-registry", "standard", bound)},
-			settings: ownClaim(func(c *settings.Claim) { c.Size = "30Gi" }), check: "storage",
-			want: []string{"does not allow volume expansion"}},
-		"a volume with other access modes": {objects: []runtime.Object{standard,
+			})}, settings: existingClaim},
+		"existing claim without its volume": {objects: objects{claimed("images", "standard", bound,
+			func(c *corev1.PersistentVolumeClaim) { c.Status.Phase = corev1.ClaimLost })}, settings: existingClaim},
+		"existing claim that another pod uses": {objects: objects{claimed("images", "standard", bound),
+			userOf("images")}, settings: existingClaim},
+		"existing claim for one pod that another uses": {objects: objects{claimed("images", "standard", bound,
+			withModes(corev1.ReadWriteOncePod)), userOf("images")}, settings: existingClaim},
+		"a claim of someone else": {objects: objects{standard, claimed("zarf-registry", "standard", bound,
+			func(c *corev1.PersistentVolumeClaim) { c.Labels = nil })}, settings: ownClaim()},
+		"a volume of another StorageClass": {objects: objects{standard, storageClass("fast", false),
+			claimed("zarf-registry", "standard", bound)}, settings: ownClaim(ofClass("fast"))},
+		"a volume that would shrink": {objects: objects{standard, claimed("zarf-registry", "standard", bound)},
+			settings: ownClaim(func(c *settings.Claim) { c.Size = "10Gi" })},
+		"a volume that cannot grow": {objects: objects{standard, claimed("zarf-registry", "standard", bound)},
+			settings: ownClaim(func(c *settings.Claim) { c.Size = "30Gi" })},
+		"a volume with other access modes": {objects: objects{standard,
 			claimed("zarf-registry", "standard", bound)},
-			settings: ownClaim(func(c *settings.Claim) { c.AccessModes = []string{"ReadWriteMany"} }), check: "storage",
-			want: []string{"--set 'registry.persistence.accessModes={ReadWriteOnce}'"}},
-		"a volume as wanted": {objects: []runtime.Object{standard, claimed("zarf-registry", "standard", bound)},
+			settings: ownClaim(func(c *settings.Claim) { c.AccessModes = []string{"ReadWriteMany"} })},
+		"a volume as wanted": {objects: objects{standard, claimed("zarf-registry", "standard", bound)},
 			settings: ownClaim()},
 
 		// S3.
-		"S3 that refuses connections": {settings: s3Storage("https://s3.example.com:9000"), dial: dialing(refused),
-			check: "storage", want: []string{"endpoint https://s3.example.com:9000", "registry.storage.s3.regionEndpoint: does " +
-				"not answer", "connection refused", "--set registry.storage.s3.regionEndpoint="}},
+		"S3 that refuses connections": {settings: s3Storage("https://s3.example.com:9000"), dial: dialing(refused)},
 		"S3 that only this machine cannot reach": {settings: s3Storage("https://s3.example.com"),
 			dial: dialing(errors.New("i/o timeout"))},
 		"S3 that a Job cannot reach": {settings: s3Storage("https://s3.example.com"), inPod: true,
-			dial: dialing(errors.New("i/o timeout")), check: "storage", want: []string{"does not answer: i/o timeout"}},
-		"S3 that answers": {settings: s3Storage("https://s3.example.com"), dial: dialing(nil)},
-		"S3 on the node itself": {settings: s3Storage("http://127.0.0.1:9000"), dial: dialing(nil), check: "storage",
-			want: []string{"127.0.0.1 is the pod itself"}},
+			dial: dialing(errors.New("i/o timeout"))},
+		"S3 that answers":       {settings: s3Storage("https://s3.example.com"), dial: dialing(nil)},
+		"S3 on the node itself": {settings: s3Storage("http://127.0.0.1:9000"), dial: dialing(nil)},
 		"S3 of a Service that does not exist": {settings: s3Storage("http://minio.minio.svc.cluster.local:9000"),
-			dial: dialing(errors.New("no such host")), check: "storage", want: []string{"Service minio/minio does not exist"}},
-		"S3 of a Service with other ports": {objects: []runtime.Object{otherService(func(s *corev1.Service) {
-			s.Spec.Ports = s.Spec.Ports[:1]
-		})}, settings: s3Storage("http://web.shop.svc:9000"), check: "storage",
-			want: []string{"Service shop/web has no port 9000, but 80"}},
-		"S3 of a Service": {objects: []runtime.Object{otherService(func(s *corev1.Service) {
-			s.Spec.Ports = s.Spec.Ports[:1]
-		})}, settings: s3Storage("http://web.shop.svc"), dial: dialing(errors.New("no such host"))},
-		"a Secret of S3 that does not exist": {settings: func(s *settings.Settings) {
-			s.Storage.S3 = &settings.S3{Secret: "keys"}
-		}, check: "storage", want: []string{"Secret zarf/keys", "registry.storage.s3.existingSecret names it",
-			"kubectl -n zarf create secret generic keys"}},
-		"a Secret of S3 without a key": {objects: []runtime.Object{&corev1.Secret{ObjectMeta: metav1.ObjectMeta{
+			dial: dialing(errors.New("no such host"))},
+		"S3 of a Service with other ports": {objects: objects{otherService(onePort)},
+			settings: s3Storage("http://web.shop.svc:9000")},
+		"S3 of a Service": {objects: objects{otherService(onePort)}, settings: s3Storage("http://web.shop.svc"),
+			dial: dialing(errors.New("no such host"))},
+		"a Secret of S3 that does not exist": {
+			settings: func(s *settings.Settings) { s.Storage.S3 = &settings.S3{Secret: "keys"} }},
+		"a Secret of S3 without a key": {objects: objects{&corev1.Secret{ObjectMeta: metav1.ObjectMeta{
 			Name: "keys", Namespace: "zarf"}, Data: map[string][]byte{"AWS_ACCESS_KEY_ID": []byte("a")}}},
-			settings: func(s *settings.Settings) { s.Storage.S3 = &settings.S3{Secret: "keys"} }, check: "storage",
-			want: []string{"has no key AWS_SECRET_ACCESS_KEY"}},
+			settings: func(s *settings.Settings) { s.Storage.S3 = &settings.S3{Secret: "keys"} }},
 
 		// Placement.
 		"node selector that matches no node": {settings: placed(func(w *settings.Workload) {
 			w.NodeSelector = map[string]string{"disk": "ssd"}
-		}), check: "placement", want: []string{"node n1", "registry.nodeSelector: no node has the label disk=ssd",
-			"kubectl label --overwrite node n1 disk=ssd"}},
-		"node selector that matches a node": {nodes: []runtime.Object{node("n1", hasProxyNameLabel("disk", "ssd"))},
+		})},
+		"node selector that matches a node": {objects: objects{node("n1", hasProxyNameLabel("disk", "ssd"))},
 			settings: placed(func(w *settings.Workload) { w.NodeSelector = map[string]string{"disk": "ssd"} })},
 		"affinity that matches no node": {settings: placed(func(w *settings.Workload) {
 			w.NodeTerms = json.RawMessage(`[{"matchExpressions":[{"key":"disk","operator":"In","values":["ssd"]}]}]`)
-		}), check: "placement", want: []string{"registry.affinity"}},
-		"taint without a toleration": {nodes: []runtime.Object{node("n1", tainted("dedicated"))},
-			settings: placed(func(*settings.Workload) {}), check: "placement", want: []string{"node n1", "registry.tolerations",
-				"the taint dedicated:NoSchedule", "--set registry.tolerations[0].key=dedicated"}},
-		"taint with a toleration": {nodes: []runtime.Object{node("n1", tainted("dedicated"))}, settings: placed(
+		})},
+		"taint without a toleration": {objects: objects{node("n1", tainted("dedicated"))},
+			settings: placed()},
+		"taint with a toleration": {objects: objects{node("n1", tainted("dedicated"))}, settings: placed(
 			func(w *settings.Workload) {
 				w.Tolerations = json.RawMessage(`[{"key":"dedicated","operator":"Exists"}]`)
 			})},
-		"taint of a node that is not ready": {nodes: []runtime.Object{node("n1", tainted("node.kubernetes.io/not-ready"))},
-			settings: placed(func(*settings.Workload) {})},
-		"cordoned node": {nodes: []runtime.Object{node("n1", tainted("node.kubernetes.io/unschedulable"))},
-			settings: placed(func(*settings.Workload) {}), check: "placement", want: []string{"kubectl uncordon n1"}},
-		"no proxy tolerates the taint": {nodes: []runtime.Object{node("n1", tainted("dedicated"))},
-			settings: func(s *settings.Settings) { s.Workloads = []settings.Workload{workload("proxy")} }, check: "placement",
-			want: []string{"proxy.tolerations"}},
-		"request that is larger than any node": {nodes: []runtime.Object{node("n1", allocatable("4", "8Gi")),
-			node("n2", allocatable("4", "16Gi"))}, settings: placed(func(w *settings.Workload) {
-			w.Resources = json.RawMessage(`{"requests":{"memory":"64Gi"}}`)
-		}), check: "placement", want: []string{"nodes n1, n2", "registry.resources.requests.memory: 64Gi is more than a " +
-			"node offers: node n2", "has 16Gi", "--set registry.resources.requests.memory="}},
-		"request that one node can serve": {nodes: []runtime.Object{node("n1", allocatable("4", "8Gi")),
-			node("n2", allocatable("4", "128Gi"))}, settings: placed(func(w *settings.Workload) {
-			w.Resources = json.RawMessage(`{"requests":{"memory":"64Gi"}}`)
-		})},
-		"proxies that are larger than some node": {nodes: []runtime.Object{node("n1", allocatable("4", "8Gi")),
+		"taint of a node that is not ready": {objects: objects{node("n1", tainted("node.kubernetes.io/not-ready"))},
+			settings: placed()},
+		"cordoned node": {objects: objects{node("n1", tainted("node.kubernetes.io/unschedulable"))},
+			settings: placed()},
+		"no proxy tolerates the taint": {objects: objects{node("n1", tainted("dedicated"))},
+			settings: func(s *settings.Settings) { s.Workloads = []settings.Workload{workload("proxy")} }},
+		"request that is larger than any node": {objects: objects{node("n1", allocatable("4", "8Gi")),
+			node("n2", allocatable("4", "16Gi"))}, settings: placed(resources(`{"requests":{"memory":"64Gi"}}`))},
+		"request that one node can serve": {objects: objects{node("n1", allocatable("4", "8Gi")),
+			node("n2", allocatable("4", "128Gi"))}, settings: placed(resources(`{"requests":{"memory":"64Gi"}}`))},
+		"proxies that are larger than some node": {objects: objects{node("n1", allocatable("4", "8Gi")),
 			node("n2", allocatable("4", "128Gi"))}, settings: func(s *settings.Settings) {
-			s.Workloads = []settings.Workload{workload("proxy", func(w *settings.Workload) {
-				w.Resources = json.RawMessage(`{"requests":{"memory":"64Gi"}}`)
-			})}
-		}, check: "placement", want: []string{"node n1", "proxy.resources.requests.memory"}},
-		"limit without a request": {nodes: []runtime.Object{node("n1", allocatable("4", "8Gi"))}, settings: placed(
-			func(w *settings.Workload) { w.Resources = json.RawMessage(`{"limits":{"cpu":"5"}}`) }), check: "placement",
-			want: []string{"registry.resources.requests.cpu: 5 is more"}},
-		"invalid quantity": {settings: placed(func(w *settings.Workload) {
-			w.Resources = json.RawMessage(`{"requests":{"memory":"64K"}}`)
-		}), check: "placement", want: []string{"value registry.resources"}},
+			s.Workloads = []settings.Workload{workload("proxy", resources(`{"requests":{"memory":"64Gi"}}`))}
+		}},
+		"limit without a request": {objects: objects{node("n1", allocatable("4", "8Gi"))},
+			settings: placed(resources(`{"limits":{"cpu":"5"}}`))},
+		"invalid quantity": {settings: placed(resources(`{"requests":{"memory":"64K"}}`))},
 
 		// PriorityClass.
-		"PriorityClass that does not exist": {settings: placed(func(w *settings.Workload) { w.PriorityClassName = "high" }),
-			check: "priority-class", want: []string{"PriorityClass high", "registry.priorityClassName",
-				"--set registry.priorityClassName=NAME"}},
-		"PriorityClass that exists": {objects: []runtime.Object{&schedulingv1.PriorityClass{
+		"PriorityClass that does not exist": {settings: placed(func(w *settings.Workload) { w.PriorityClassName = "high" })},
+		"PriorityClass that exists": {objects: objects{&schedulingv1.PriorityClass{
 			ObjectMeta: metav1.ObjectMeta{Name: "high"}}},
 			settings: placed(func(w *settings.Workload) { w.PriorityClassName = "high" })},
 		"PriorityClass of several values": {settings: func(s *settings.Settings) {
 			for _, component := range []string{"proxy", "healer", "cache", "init-hook"} {
 				s.Workloads = append(s.Workloads, workload(component, func(w *settings.Workload) { w.PriorityClassName = "high" }))
 			}
-		}, check: "priority-class", want: []string{"proxy.priorityClassName, registry.priorityClassName, priorityClassName;"}},
+		}},
 
 		// The API server's answer to the real pods.
-		"quota without room": {settings: placed(func(w *settings.Workload) {
-			w.Resources = json.RawMessage(`{"requests":{"memory":"2Gi"}}`)
-		}), admit: func(o runtime.Object) error {
-			pod, ok := o.(*corev1.Pod)
-			if want := quantity.MustParse("2Gi"); ok && pod.Spec.Containers[0].Resources.Requests.Memory().Cmp(want) == 0 {
-				return apierrors.NewForbidden(corev1.Resource("pods"), "x", errors.New("exceeded quota: small"))
-			}
-			return nil
-		}, check: "admission", want: []string{"exceeded quota: small"}},
+		"quota without room": {settings: placed(resources(`{"requests":{"memory":"2Gi"}}`)),
+			admit: func(o runtime.Object) error {
+				pod, ok := o.(*corev1.Pod)
+				if want := quantity.MustParse("2Gi"); ok && pod.Spec.Containers[0].Resources.Requests.Memory().Cmp(want) == 0 {
+					return quota("small")
+				}
+				return nil
+			}},
 
 		// Zarf.
-		"the namespace of Zarf": {objects: []runtime.Object{otherService(zarfsAgent("zarf"))}, settings: placed(
-			func(*settings.Workload) {}), check: "zarf", warning: true, want: []string{"namespace zarf", "zarf destroy deletes it",
-			"--namespace registry"}},
-		"Zarf in another namespace": {objects: []runtime.Object{otherService(zarfsAgent("other"))}, settings: placed(
-			func(*settings.Workload) {})},
-		"in place of Zarf's registry": {objects: []runtime.Object{otherService(zarfsAgent("zarf"))},
+		"the namespace of Zarf": {objects: objects{otherService(zarfsAgent("zarf"))},
+			settings: placed()},
+		"Zarf in another namespace": {objects: objects{otherService(zarfsAgent("other"))}, settings: placed()},
+		"in place of Zarf's registry": {objects: objects{otherService(zarfsAgent("zarf"))},
 			settings: func(s *settings.Settings) { s.PKI.Zarf = true }},
 
 		// The image of injected pods.
 		"an injector.image that no node has": {settings: func(s *settings.Settings) {
 			choosePause(s, "example.com/pause:9", state.SourceValue, state.PauseName)
-		}, check: "pause-image", want: []string{"image example.com/pause:9", "injector.image: no node reports it (node n1)",
-			"--set injector.image=" + pauseImage}},
-		"an injector.image that some node may have": {nodes: []runtime.Object{node("n1", manyImages)},
+		}},
+		"an injector.image that some node may have": {objects: objects{node("n1", manyImages)},
 			settings: func(s *settings.Settings) {
 				choosePause(s, "example.com/pause@sha256:"+strings.Repeat("a", 64), state.SourceValue, state.PauseDigest)
 			}},
-	} {
-		t.Run(name, func(t *testing.T) {
-			nodes := c.nodes
-			if nodes == nil {
-				nodes = []runtime.Object{node("n1")}
-			}
-			b := newBench(t, append(nodes, c.objects...)...)
-			c.settings(&b.hook.Settings)
-			b.admit = c.admit
-			b.hook.Cluster.Preflight.Dial, b.hook.Cluster.Preflight.InPod = c.dial, c.inPod
-			severity := preflight.Blocker
-			if c.warning {
-				severity = preflight.Warning
-			}
-			if c.check == "" {
-				b.mustFindNothing()
-				return
-			}
-			b.mustFind(c.check, severity, c.want...)
-			if !c.warning {
-				b.mustFail(b.hook.Prepare(t.Context()), true, append(c.want, "nothing was changed")...)
-				b.mustNotWrite()
-			}
-		})
-	}
+	})
 }
 
 func zarfsAgent(namespace string) func(*corev1.Service) {

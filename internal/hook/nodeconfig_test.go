@@ -10,7 +10,6 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	kubetesting "k8s.io/client-go/testing"
 
-	"github.com/zarf-dev/zarf-registry/internal/hook/preflight"
 	"github.com/zarf-dev/zarf-registry/internal/node/noderuntime"
 	"github.com/zarf-dev/zarf-registry/internal/release/state"
 )
@@ -38,52 +37,46 @@ func TestPreflightChecksNodeConfiguration(t *testing.T) {
 			b.add(&corev1.Secret{ObjectMeta: foreignMeta("corp-registries"), Data: map[string][]byte{key: []byte(content)}})
 		}
 	}
+	recorded := savedWith(t, func(s *state.State) {
+		s.NodeConfig = &state.NodeConfig{Directories: []string{k3sDirectory}}
+	})
+	agentsOnly := func(b *bench) {
+		b.configureNodes(false)
+		o := &b.hook.Settings.NodeConfig
+		o.Directories, o.AgentsOnly = append(o.Directories, k3sDirectory), true
+	}
 	const good, bad = "mirrors: {docker.io: {endpoint: [\"https://a.example\"]}}\n",
-		"configs: {a.example: {auth: [mallory, hunter2]}}\n"
-	for name, c := range map[string]struct {
-		arrange func(*bench)
-		want    []string // of one blocker; nil: no finding
-	}{
-		"valid":                                {func(b *bench) { b.configureNodes(true) }, nil},
-		"registries.yaml in the values":        {func(b *bench) { k3s(b, good) }, nil},
-		"registries.yaml in the user's Secret": {corp("registries.yaml", good), nil},
-		"invalid registries.yaml in the values": {func(b *bench) { k3s(b, bad) },
-			[]string{"K3s cannot read it (line 1)", "nothing was written on any node"}},
-		"invalid registries.yaml in the user's Secret": {corp("registries.yaml", bad), []string{"K3s cannot read it (line 1)"}},
-		"missing Secret of the user": {func(b *bench) { k3s(b, "") },
-			[]string{"nodeConfig: Secret zarf/corp-registries: it does not exist", "nodeConfig.k3s.existingSecret"}},
-		"missing key in the user's Secret": {corp("other.yaml", good),
-			[]string{"Secret zarf/corp-registries: it has no key registries.yaml", "nodeConfig.k3s.existingSecretKey"}},
-		"a configuration of another release": {func(b *bench) {
+		"configs: {a.example: {auth: [hunter2, hunter2]}}\n"
+	findings(t, "nodeconfig", map[string]situation{
+		"valid":                                        {arrange: func(b *bench) { b.configureNodes(true) }},
+		"registries.yaml in the values":                {arrange: func(b *bench) { k3s(b, good) }},
+		"registries.yaml in the user's Secret":         {arrange: corp("registries.yaml", good)},
+		"invalid registries.yaml in the values":        {arrange: func(b *bench) { k3s(b, bad) }},
+		"invalid registries.yaml in the user's Secret": {arrange: corp("registries.yaml", bad)},
+		"missing Secret of the user":                   {arrange: func(b *bench) { k3s(b, "") }},
+		"missing key in the user's Secret":             {arrange: corp("other.yaml", good)},
+		"a configuration of another release": {arrange: func(b *bench) {
 			b.configureNodes(false)
 			b.hook.NodeConfigData["config.json"] = []byte(`{"colour":1}`)
-		}, []string{"Secret zarf/zarf-registry-node-config: its key config.json cannot be used", "own release"}},
-		"missing Secret of the chart": {func(b *bench) { b.configureNodes(false); b.hook.NodeConfigData = nil },
-			[]string{"Secret zarf/zarf-registry-node-config-proposal: it does not exist", "helm upgrade"}},
-		"Secret of the chart": {func(b *bench) {
+		}},
+		"missing Secret of the chart": {arrange: func(b *bench) { b.configureNodes(false); b.hook.NodeConfigData = nil }},
+		"Secret of the chart": {arrange: func(b *bench) {
 			b.configureNodes(false)
 			b.add(&corev1.Secret{ObjectMeta: foreignMeta("zarf-registry-node-config-proposal"), Data: b.hook.NodeConfigData})
 			b.hook.NodeConfigData = nil
-		}, nil},
-		"external mode": {func(b *bench) { k3s(b, bad); b.mode(state.ModeExternal) }, []string{"K3s cannot read it (line 1)"}},
-	} {
-		t.Run(name, func(t *testing.T) {
-			b := newBench(t)
-			c.arrange(b)
-			if len(c.want) == 0 {
-				b.mustFindNothing()
-				b.mustPrepare()
-				return
-			}
-			found := b.mustFind("nodeConfig", preflight.Blocker)
-			b.mustFail(b.hook.Prepare(t.Context()), true, append(c.want, "nothing was changed")...)
-			b.mustNotWrite()
-			if said := b.log.String() + found.String(); strings.Contains(said, "hunter2") ||
-				strings.Contains(said, "mallory") {
-				t.Errorf("the message contains data of a Secret: %s", said)
-			}
-		})
-	}
+		}},
+		"external mode": {arrange: func(b *bench) { k3s(b, bad); b.mode(state.ModeExternal) }},
+
+		// Pods must not write to the directory of a server's kubeconfig.
+		"a server and an agent":            {objects: objects{node("n1", server), node("n2")}, arrange: agentsOnly},
+		"a server only":                    {objects: objects{node("n1", server)}, arrange: agentsOnly},
+		"a server only, configured before": {objects: objects{node("n1", server), recorded}, arrange: agentsOnly},
+		"a server that is configured": {objects: objects{node("n1", server)}, arrange: func(b *bench) {
+			agentsOnly(b)
+			b.hook.Settings.NodeConfig.AgentsOnly = false
+		}},
+		"no server": {objects: objects{node("n1"), node("n2")}, arrange: agentsOnly},
+	})
 }
 
 func TestPreflightNamesMissingPermissionForNodeConfiguration(t *testing.T) {
@@ -126,36 +119,6 @@ func TestDirectoriesForgottenByABlindRenderingStayRecorded(t *testing.T) {
 
 func server(n *corev1.Node) {
 	n.Labels = map[string]string{"node-role.kubernetes.io/control-plane": "true"}
-}
-
-func TestPreflightRefusesToLeaveOutAllNodes(t *testing.T) {
-	t.Parallel()
-	recorded := savedWith(t, func(s *state.State) {
-		s.NodeConfig = &state.NodeConfig{Directories: []string{"/etc/rancher/k3s"}}
-	})
-	for name, c := range map[string]struct {
-		objects    []runtime.Object
-		agentsOnly bool
-		found      bool
-	}{
-		"a server and an agent":            {[]runtime.Object{node("n1", server), node("n2")}, true, false},
-		"a server only":                    {[]runtime.Object{node("n1", server)}, true, true},
-		"a server only, configured before": {[]runtime.Object{node("n1", server), recorded}, true, false},
-		"a server that is configured":      {[]runtime.Object{node("n1", server)}, false, false},
-		"no server":                        {[]runtime.Object{node("n1"), node("n2")}, true, false},
-	} {
-		t.Run(name, func(t *testing.T) {
-			b := newBench(t, c.objects...)
-			b.configureNodes(false)
-			o := &b.hook.Settings.NodeConfig
-			o.Directories, o.AgentsOnly = append(o.Directories, "/etc/rancher/k3s"), c.agentsOnly
-			if !c.found {
-				b.mustFindNothing()
-				return
-			}
-			b.mustFind("nodeConfig", preflight.Blocker, "nodeConfig: node n1: ", "nodeConfig.k3s.controlPlane=true")
-		})
-	}
 }
 
 // Control-plane nodes may have files of a version that configured them too, which helm uninstall
@@ -227,34 +190,6 @@ func TestPreflightDryRunsNodeConfigPods(t *testing.T) {
 			}
 		}
 	})
-}
-
-func TestNoCRIOFindingWithMatchingNodeConfiguration(t *testing.T) {
-	t.Parallel()
-	for name, c := range map[string]struct {
-		tls      bool
-		severity preflight.Severity
-		remedy   string
-		change   func(*bench)
-	}{
-		"CA on nodes": {true, preflight.Warning, "--set nodeConfig.crio.ca=true",
-			func(b *bench) { b.configureNodes(true) }},
-		"insecure registry on nodes": {false, preflight.Blocker, "--set proxy.tls=always", func(b *bench) {
-			config := noderuntime.Config{Release: "zarf/zarf-registry", Address: "127.0.0.1:31999",
-				Directories: []string{"/etc/containers/registries.conf.d"}}
-			config.CRIO.ConfDirectory, config.CRIO.Insecure = "/etc/containers/registries.conf.d", true
-			b.hook.Settings.NodeConfig.Directories, b.hook.NodeConfigData = config.Directories, configData(b, config)
-		}},
-	} {
-		t.Run(name, func(t *testing.T) {
-			b := newBench(t, node("n1", runtimeVersion("cri-o://1.35.0")))
-			b.hook.Settings.Proxy.HostNetwork = true
-			b.hook.Settings.PKI.ServeTLS = c.tls
-			b.mustFind("cri-o", c.severity, c.remedy)
-			c.change(b)
-			b.mustFindNothing()
-		})
-	}
 }
 
 func TestMissingNodeProgramIsABlockerInExternalMode(t *testing.T) {

@@ -62,19 +62,6 @@ func podSecurityAt(b *bench) func(runtime.Object) error {
 	}
 }
 
-func TestPodSecurityFindingSaysHowToLabelTheNamespace(t *testing.T) {
-	t.Parallel()
-	for name, hostNetwork := range map[string]bool{"hostPort (": false, "host namespaces (": true} {
-		b := newBench(t, node("n1"), namespace("baseline"))
-		b.hook.Settings.Proxy.HostNetwork = hostNetwork
-		b.admit = podSecurityAt(b)
-		b.mustFail(b.hook.Prepare(t.Context()), true, "pod-security: namespace zarf: ", name,
-			"kubectl label --overwrite namespace zarf pod-security.kubernetes.io/enforce=privileged",
-			"--set podSecurity.label=true")
-		b.mustNotWrite()
-	}
-}
-
 func TestPodSecurityAdmitsNodePortMode(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, node("n1"), node("n2"), namespace("restricted"))

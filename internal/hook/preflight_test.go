@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net"
 	"slices"
 	"strings"
 	"testing"
@@ -15,9 +16,11 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 
 	"github.com/zarf-dev/zarf-registry/internal/hook/preflight"
+	"github.com/zarf-dev/zarf-registry/internal/node/noderuntime"
 	"github.com/zarf-dev/zarf-registry/internal/release/names"
 	"github.com/zarf-dev/zarf-registry/internal/release/settings"
 	"github.com/zarf-dev/zarf-registry/internal/release/state"
+	"github.com/zarf-dev/zarf-registry/test/golden"
 )
 
 // kubernetesService is the API server's Service, which shows the cluster's IP families.
@@ -35,6 +38,16 @@ func otherService(change ...func(*corev1.Service)) *corev1.Service {
 	}
 	return s
 }
+
+// notOurs is a Service of another owner with the name of the release's.
+func notOurs(ports []corev1.ServicePort) *corev1.Service {
+	s := nodePortService()
+	s.Labels, s.Spec.Ports = nil, ports
+	return s
+}
+
+func udp(s *corev1.Service)     { s.Spec.Ports[1].Protocol = corev1.ProtocolUDP }
+func onePort(s *corev1.Service) { s.Spec.Ports = s.Spec.Ports[:1] }
 
 func images(names ...string) func(*corev1.Node) {
 	return func(n *corev1.Node) {
@@ -92,6 +105,19 @@ func family(f state.IPFamily) func(*settings.Settings) {
 	return func(o *settings.Settings) { o.IPFamily = f }
 }
 
+func notInjected(o *settings.Settings) { o.Injector.Enabled = false }
+func serveTLS(o *settings.Settings)    { o.PKI.ServeTLS = true }
+func externalURL(o *settings.Settings) { o.RegistryURL = registryURL }
+
+// all makes several changes.
+func all(changes ...func(*settings.Settings)) func(*settings.Settings) {
+	return func(o *settings.Settings) {
+		for _, change := range changes {
+			change(o)
+		}
+	}
+}
+
 func unreserved(o *settings.Settings) { o.UnreservedPort = true }
 
 func blindPause(o *settings.Settings) {
@@ -135,6 +161,13 @@ func changePods(change func(*corev1.Container)) func(runtime.Object) error {
 	}
 }
 
+var alwaysPull = changePods(func(c *corev1.Container) { c.ImagePullPolicy = corev1.PullAlways })
+
+// quota is the API server's error for a ResourceQuota without room.
+func quota(name string) error {
+	return apierrors.NewForbidden(corev1.Resource("pods"), "x", errors.New("exceeded quota: "+name))
+}
+
 // forbiddenBy is the API server's error for a missing permission.
 func forbiddenBy(verb, resource string) error {
 	return apierrors.NewForbidden(corev1.Resource(resource), "",
@@ -146,266 +179,226 @@ func invalidPort(message string) error {
 		Code: 422, Message: message}}
 }
 
-func TestPreflightFinds(t *testing.T) {
-	t.Parallel()
-	const blocker, warning = preflight.Blocker, preflight.Warning
-	type nodes = []runtime.Object
-	for name, c := range map[string]struct {
-		objects  nodes
-		options  []func(*settings.Settings)
-		admit    func(runtime.Object) error
-		kubelet  func(context.Context, string) ([]byte, error)
-		check    string // empty: no finding
-		severity preflight.Severity
-		want     []string
-	}{
-		"no finding on a healthy cluster": {objects: nodes{node("n1"), kubernetesService("10.96.0.1")}},
-		"no finding on a healthy cluster in nodeport mode": {objects: nodes{node("n1"), kubernetesService("10.96.0.1")},
-			options: []func(*settings.Settings){modeOf(state.ModeNodePort)}},
+// A situation is a cluster with a node, unless it has others, and settings for an installation.
+type situation struct {
+	objects  objects
+	settings func(*settings.Settings)
+	arrange  func(*bench)
+	admit    func(runtime.Object) error
+	kubelet  func(context.Context, string) ([]byte, error)
+	dial     func(context.Context, string, string) (net.Conn, error)
+	inPod    bool
+}
 
-		"node port of another Service": {objects: nodes{node("n1"), otherService()}, check: "port", severity: blocker,
-			want: []string{"Service shop/web", "node port 31999", "kubectl --namespace shop edit service web", "--set port="}},
-		"node port of another Service, nodeport mode": {objects: nodes{node("n1"), otherService()},
-			options: []func(*settings.Settings){modeOf(state.ModeNodePort)}, check: "port", severity: blocker,
-			want: []string{"Service shop/web"}},
-		"UDP node port in proxy mode": {objects: nodes{node("n1"),
-			otherService(func(s *corev1.Service) { s.Spec.Ports[1].Protocol = corev1.ProtocolUDP })},
-			check: "port", severity: blocker, want: []string{"Service shop/web"}},
-		"ignores a UDP node port if the port is not reserved": {objects: nodes{node("n1"),
-			otherService(func(s *corev1.Service) { s.Spec.Ports[1].Protocol = corev1.ProtocolUDP })},
-			options: []func(*settings.Settings){unreserved}, admit: refuseServices(errors.New("not asked"))},
-		"node port of another Service if the port is not reserved": {objects: nodes{node("n1"), otherService()},
-			options: []func(*settings.Settings){unreserved}, check: "port", severity: blocker},
-		"Service of someone else with the name": {objects: nodes{node("n1"),
-			func() *corev1.Service { s := nodePortService(); s.Labels, s.Spec.Ports = nil, nil; return s }()},
-			check: "port", severity: blocker, want: []string{"Service zarf/zarf-registry-nodeport", "fullnameOverride"}},
-		"ignores a policy against node ports in proxy mode": {objects: nodes{node("n1")},
-			admit: refuseServices(apierrors.NewForbidden(corev1.Resource("services"), "x",
-				errors.New("exceeded quota: none, services.nodeports=0")))},
-		"ignores the release's own Service": {objects: nodes{node("n1"), nodePortService()},
-			options: []func(*settings.Settings){modeOf(state.ModeNodePort)},
-			admit:   refuseServices(errors.New("the allocated port must not be requested"))},
-		"Service of another release": {objects: nodes{node("n1"),
-			func() *corev1.Service { s := nodePortService(); s.Labels = nil; return s }()},
-			check: "port", severity: blocker, want: []string{"Service zarf/zarf-registry-nodeport"}},
-		"proxies of another release on the host network": {objects: nodes{node("n1"), proxiesOf("app", "other", "31998,9102")},
-			options: []func(*settings.Settings){onHostNetwork}, check: "port", severity: blocker,
-			want: []string{"release other in namespace app", "its proxies listen on port 9102 of the nodes, too",
-				"--set proxy.metricsPort=PORT"}},
-		"ignores proxies of another release on other ports": {objects: nodes{node("n1"), proxiesOf("app", "other", "31998,9103")},
-			options: []func(*settings.Settings){onHostNetwork}},
-		"ignores the release's own proxies": {objects: nodes{node("n1"), proxiesOf("zarf", "zarf-registry", "31999,9102")},
-			options: []func(*settings.Settings){onHostNetwork}},
-		"node port allocated meanwhile": {objects: nodes{node("n1")},
-			options: []func(*settings.Settings){modeOf(state.ModeNodePort)},
-			admit: refuseServices(
-				invalidPort("spec.ports[0].nodePort: Invalid value: 31999: provided port is already allocated")), check: "port",
-			severity: blocker},
-		"port outside the node port range": {objects: nodes{node("n1")},
-			options: []func(*settings.Settings){modeOf(state.ModeNodePort)},
-			admit: refuseServices(
-				invalidPort("spec.ports[0].nodePort: Invalid value: 5999: provided port is not in the valid range. The range of " +
-					"valid ports is 30000-32767")),
-			check: "port-range", severity: blocker, want: []string{"30000-32767", "--set port=", "--set registryProxy=true"}},
-		"ignores the node port range in proxy mode": {objects: nodes{node("n1")},
-			admit: refuseServices(invalidPort("provided port is not in the valid range"))},
-		"policy against node ports": {objects: nodes{node("n1")}, options: []func(
-			*settings.Settings){modeOf(state.ModeNodePort)},
-			admit: refuseServices(apierrors.NewForbidden(corev1.Resource("services"), "x",
-				errors.New("exceeded quota: none, services.nodeports=0"))),
-			check: "admission", severity: blocker, want: []string{"exceeded quota", "--set registryProxy=true"}},
+type objects = []runtime.Object
 
-		"IPv4 on an IPv6-only cluster": {objects: nodes{node("n1", podCIDRs("fd00:1::/64")),
-			kubernetesService("fd00::1")}, check: "ip-family", severity: blocker,
-			want: []string{"no IPv4", "--set ipFamily=IPv6"}},
-		"dual-stack on an IPv6-only cluster": {objects: nodes{node("n1", podCIDRs("fd00:1::/64")),
-			kubernetesService("fd00::1")}, options: []func(*settings.Settings){family(state.DualStack)}, check: "ip-family",
-			severity: blocker, want: []string{"--set ipFamily=IPv6"}},
-		"an explicit node port on an IPv6-only cluster": {objects: nodes{node("n1", podCIDRs("fd00:1::/64")),
-			kubernetesService("fd00::1")}, options: []func(*settings.Settings){family(state.IPv6), modeOf(state.ModeNodePort)},
-			check: "ip-family", severity: blocker, want: []string{"nodeport mode cannot work", "--set registryProxy=true"}},
-		"IPv6 on an IPv4-only cluster": {objects: nodes{node("n1", podCIDRs("10.1.0.0/24")),
-			kubernetesService("10.96.0.1")}, options: []func(*settings.Settings){family(state.IPv6)}, check: "ip-family",
-			severity: blocker, want: []string{"[::1]:31999", "--set ipFamily=IPv4"}},
-		"IPv6 addresses on nodes only": {objects: nodes{node("n1", podCIDRs("10.1.0.0/24"),
-			internalIP("fd00::5"))}, options: []func(*settings.Settings){family(state.IPv6)}, check: "ip-family",
-			severity: blocker},
-		"ignores an additional family of pods": {objects: nodes{node("n1", podCIDRs("fd00:1::/64", "10.1.0.0/24")),
-			kubernetesService("fd00::1")}},
-		"accepts node addresses if pod CIDRs are unknown": {objects: nodes{node("n1", internalIP("10.0.0.5")),
-			kubernetesService("fd00::1")}},
-		"accepts the family of any Service": {objects: nodes{node("n1", podCIDRs("10.1.0.0/24")),
-			kubernetesService("10.96.0.1"), otherService(func(s *corev1.Service) {
-				s.Spec.ClusterIP, s.Spec.Ports = "fd00::7", s.Spec.Ports[:1]
-			})},
-			options: []func(*settings.Settings){family(state.IPv6)}},
-		"accepts any family if none is known": {objects: nodes{node("n1")},
-			options: []func(*settings.Settings){family(state.IPv6)}},
-
-		"CRI-O 1.35 with node ports": {objects: nodes{node("n1"), node("n2", runtimeVersion("cri-o://1.35.0"))},
-			options: []func(*settings.Settings){modeOf(state.ModeNodePort)}, check: "cri-o", severity: blocker,
-			want: []string{"node n2", "--set registryProxy=true"}},
-		"CRI-O 1.36 with plain proxies": {objects: nodes{node("n2", runtimeVersion("cri-o://v1.36.1"))},
-			options: []func(*settings.Settings){hostNetwork}, check: "cri-o",
-			severity: blocker, want: []string{"--set proxy.tls=always"}},
-		"CRI-O 2 with TLS": {objects: nodes{node("n2", runtimeVersion("cri-o://2.0.0"))},
-			options: []func(*settings.Settings){hostNetwork, func(o *settings.Settings) { o.PKI.ServeTLS = true }},
-			check:   "cri-o", severity: warning,
-			want: []string{"zarf-registry certs ca", "/etc/containers/certs.d/127.0.0.1:31999/ca.crt"}},
-		"CRI-O on an IPv6-only cluster": {objects: nodes{node("n1"), node("n2", runtimeVersion("cri-o://1.34.9"))},
-			options: []func(*settings.Settings){hostNetwork, family(state.IPv6)}, check: "ip-family", severity: blocker,
-			want: []string{"node n2", "CRI-O accepts no image reference", "IPv6", "--set registryURL="}},
-		"no finding for containerd on an IPv6-only cluster": {objects: nodes{node("n1")},
-			options: []func(*settings.Settings){hostNetwork, family(state.IPv6)}},
-		"no finding for CRI-O 1.34": {objects: nodes{node("n2", runtimeVersion("cri-o://1.34.9"))},
-			options: []func(*settings.Settings){hostNetwork}},
-		"CRI-O with host ports": {objects: nodes{node("n1"), node("n2", runtimeVersion("cri-o://1.34.9"))},
-			check: "host-port", severity: warning, want: []string{"node n2", "--set proxy.hostNetwork=true"}},
-		"no finding for CRI-O 1.34 with node ports": {objects: nodes{node("n2", runtimeVersion("cri-o://1.34.9"))},
-			options: []func(*settings.Settings){modeOf(state.ModeNodePort)}},
-
-		"only nodes of an unsupported architecture": {objects: nodes{node("n2", architecture("s390x"))},
-			check: "architecture", severity: blocker, want: []string{"no other node can run it"}},
-		"program missing in this binary": {objects: nodes{node("n1"), node("n2", architecture("arm64"))},
-			check: "architecture", severity: blocker,
-			want: []string{"program registry for arm64: no payload of registry for arm64"}},
-		"ignores architectures without injector": {objects: nodes{node("n1"), node("n2", architecture("s390x"))},
-			options: []func(*settings.Settings){modeOf(state.ModeNodePort),
-				func(o *settings.Settings) { o.Injector.Enabled = false }}},
-
-		"pause image of a blind rendering": {objects: nodes{node("n1", images("registry.k8s.io/pause:3.9")),
-			node("n2", images("registry.k8s.io/pause:3.9", "rancher/mirrored-pause:3.6"))},
-			options: []func(*settings.Settings){blindPause},
-			check:   "pause-image", severity: blocker, want: []string{"nodes n1, n2", pauseImage,
-				"they report registry.k8s.io/pause:3.9@sha256:1, rancher/mirrored-pause:3.6@sha256:1",
-				"--set injector.image=registry.k8s.io/pause:3.9@sha256:1, or "}},
-		"node without a pause image": {objects: nodes{node("n1"), node("n2", images("docker.io/library/app:1"))},
-			check: "pause-image", severity: warning, want: []string{"node n2", "--set injector.image=IMAGE"}},
-		"no node with a pause image": {objects: nodes{node("n1", images()), node("n2", images())},
-			options: []func(*settings.Settings){blindPause}, check: "pause-image", severity: blocker,
-			want: []string{"no pause image is known", "--set injector.image="}},
-		"only images that nobody knows": {objects: nodes{node("n1", images("a/pause:9", "a/pause@sha256:aa", "b/c:1")),
-			node("n2", images("a/pause:9", "a/pause@sha256:aa"))}, options: []func(*settings.Settings){blindPause, healed},
-			check: "pause-image", severity: blocker, want: []string{"nodes n1, n2", "no node reports an image with the digest of an",
-				"--set injector.image=a/pause@sha256:aa"}},
-		"accepts nodes that the healer serves": {objects: nodes{node("n1"), node("n2", images("registry.k8s.io/pause:3.9"))},
-			options: []func(*settings.Settings){healed}},
-		"nodes that the healer cannot serve": {objects: nodes{node("n1"), node("n2", images("a/pause:9"))},
-			options: []func(*settings.Settings){healed}, check: "pause-image", severity: warning,
-			want: []string{"node n2", "they report a/pause:9", "--set injector.image=a/pause:9"}},
-		"ignores truncated image lists": {objects: nodes{node("n1"), node("n2", manyImages)},
-			options: []func(*settings.Settings){blindPause}},
-		"ignores nodes that are not ready": {objects: nodes{node("n1"),
-			node("n2", images("a:1"), notReady)}},
-		"ignores pause images without injector": {objects: nodes{node("n1", images("a:1"))},
-			options: []func(*settings.Settings){blindPause, func(o *settings.Settings) { o.Injector.Enabled = false }}},
-		"accepts one node with a pause image in nodeport mode": {objects: nodes{node("n1"), node("n2", images("a:1"))},
-			options: []func(*settings.Settings){blindPause, modeOf(state.ModeNodePort)}, check: "pause-image",
-			severity: warning},
-
-		"AlwaysPullImages": {objects: nodes{node("n1")},
-			admit: changePods(func(c *corev1.Container) { c.ImagePullPolicy = corev1.PullAlways }), check: "always-pull-images",
-			severity: blocker, want: []string{"AlwaysPullImages", "--set injector.enabled=false"}},
-		"ignores AlwaysPullImages without injector": {objects: nodes{node("n1")},
-			options: []func(*settings.Settings){func(o *settings.Settings) { o.Injector.Enabled = false }},
-			admit:   changePods(func(c *corev1.Container) { c.ImagePullPolicy = corev1.PullAlways })},
-		"kubelets that verify credentials": {objects: nodes{node("n1"), node("n2")}, kubelet: kubeletConfigs("AlwaysVerify", nil,
-			"n1", "n2"), check: "always-pull-images", severity: blocker,
-			want: []string{"nodes n1, n2", "AlwaysVerify", "NeverVerifyPreloadedImages"}},
-		"one kubelet that verifies credentials": {objects: nodes{node("n1"), node("n2"), node("n3", notReady)},
-			kubelet: kubeletConfigs("AlwaysVerify", nil, "n2"), check: "always-pull-images", severity: warning,
-			want: []string{"node n2"}},
-		"kubelets that verify images which are not listed": {objects: nodes{node("n1"), node("n2")},
-			kubelet: kubeletConfigs("NeverVerifyAllowlistedImages", []string{"registry.k8s.io/paus", "registry.k8s.io/pause/*"},
-				"n1", "n2"), check: "always-pull-images", severity: blocker,
-			want: []string{"nodes n1, n2", "NeverVerifyAllowlistedImages", "add the image's repository"}},
-		"accepts kubelets that list the image": {objects: nodes{node("n1")},
-			kubelet: kubeletConfigs("NeverVerifyAllowlistedImages", []string{"registry.k8s.io/pause"}, "n1")},
-		"accepts kubelets that list the image's registry": {objects: nodes{node("n1")},
-			kubelet: kubeletConfigs("NeverVerifyAllowlistedImages", []string{"registry.k8s.io/*"}, "n1")},
-		"accepts kubelets that verify what they pulled": {objects: nodes{node("n1")},
-			kubelet: kubeletConfigs("NeverVerifyPreloadedImages", nil, "n1")},
-		"skips kubelets that cannot be read": {objects: nodes{node("n1")}, kubelet: kubeletConfigs("AlwaysVerify", nil)},
-		"skips kubelets of nodes that are not ready": {objects: nodes{node("n1"), node("n2", notReady)},
-			kubelet: kubeletConfigs("AlwaysVerify", nil, "n2")},
-		"ignores kubelets without injector": {objects: nodes{node("n1")},
-			options: []func(*settings.Settings){func(o *settings.Settings) { o.Injector.Enabled = false }},
-			kubelet: kubeletConfigs("AlwaysVerify", nil, "n1")},
-		"webhook that changes images": {objects: nodes{node("n1")},
-			admit: changePods(func(c *corev1.Container) { c.Image = "mirror.example.com/" + c.Image }), check: "admission",
-			severity: warning, want: []string{"mirror.example.com/" + pauseImage}},
-		"webhook that rejects pods": {objects: nodes{node("n1")},
-			admit: refusePods(apierrors.NewBadRequest(`admission webhook "policy.example.com" denied the request: no`)),
-			check: "admission", severity: blocker, want: []string{"policy.example.com"}},
-		"webhook that is down": {objects: nodes{node("n1")},
-			admit: refusePods(apierrors.NewInternalError(errors.New(`failed calling webhook "policy.example.com"`))),
-			check: "admission", severity: blocker, want: []string{"policy.example.com"}},
-		"quota": {objects: nodes{node("n1")}, admit: refusePods(
-			apierrors.NewForbidden(corev1.Resource("pods"), "x", errors.New("exceeded quota: few"))), check: "admission",
-			severity: blocker, want: []string{"exceeded quota: few"}},
-		"quota that the running pods fill": {
-			objects: nodes{node("n1"), saved(t, state.ModeProxy, "127.0.0.1:31999", state.IPv4)},
-			admit:   refusePods(apierrors.NewForbidden(corev1.Resource("pods"), "x", errors.New("exceeded quota: few"))),
-			check:   "admission", severity: warning, want: []string{"has no room for another pod of the registry", "exceeded quota: few"}},
-
-		"no finding for a new external registry": {objects: nodes{node("n1", runtimeVersion("cri-o://1.35.0"),
-			images("a:1"))}, options: []func(*settings.Settings){modeOf(state.ModeExternal),
-			func(o *settings.Settings) { o.RegistryURL = registryURL }}, admit: refusePods(errors.New("no pods are tried"))},
-	} {
+// findings compares what preflight finds in each situation with a golden file. prepare reports the same, and changes
+// nothing if there is a blocker.
+func findings(t *testing.T, file string, situations map[string]situation) {
+	t.Helper()
+	golden := golden.Open(t, file)
+	for name, s := range situations {
 		t.Run(name, func(t *testing.T) {
-			b := newBench(t, c.objects...)
-			for _, change := range c.options {
-				change(&b.hook.Settings)
+			if !slices.ContainsFunc(s.objects, func(o runtime.Object) bool { _, is := o.(*corev1.Node); return is }) {
+				s.objects = append(s.objects, node("n1"))
 			}
-			b.admit = c.admit
-			b.hook.Cluster.Preflight.KubeletConfig = c.kubelet
-			findings, err := b.hook.Preflight(t.Context())
+			b := newBench(t, s.objects...)
+			b.admit = s.admit
+			if s.settings != nil {
+				s.settings(&b.hook.Settings)
+			}
+			if s.arrange != nil {
+				s.arrange(b)
+			}
+			p := &b.hook.Cluster.Preflight
+			p.KubeletConfig, p.Dial, p.InPod = s.kubelet, s.dial, s.inPod
+			found, err := b.hook.Preflight(t.Context())
 			if err != nil {
 				t.Fatal(err)
 			}
 			b.mustNotWrite()
-			if c.check == "" {
-				if len(findings) != 0 {
-					t.Errorf("findings are %v", findings)
+			var text, blockers strings.Builder
+			for _, f := range found {
+				fmt.Fprintf(&text, "%s %s\n", f.Severity, f)
+				if f.Severity == preflight.Blocker {
+					fmt.Fprintf(&blockers, "\n  %s", f)
 				}
-				return
-			}
-			for _, f := range findings {
-				if f.Check != c.check || f.Severity != c.severity || f.Object == "" || f.Cause == "" || f.Remedy == "" ||
-					strings.Contains(f.String(), "\n") {
-					t.Errorf("finding is %+v, want a %s of %s", f, c.severity, c.check)
-				}
-				if !slices.Contains(preflight.Checks(), f.Check) {
-					t.Errorf("unknown check %s", f.Check)
+				if f.Object == "" && f.Check != "nodeConfig" || f.Cause == "" || f.Remedy == "" ||
+					!slices.Contains(preflight.Checks(), f.Check) {
+					t.Errorf("finding is %+v", f)
 				}
 			}
-			if len(findings) == 0 {
-				t.Fatal("no findings")
-			}
-			for _, want := range c.want {
-				if line := findings[0].String(); !strings.Contains(line, want) {
-					t.Errorf("finding is %q, want one with %q", line, want)
-				}
-			}
+			golden.Check(t, name, text.String())
 
-			// Prepare reports the same, and all blockers at once.
 			err = b.hook.Prepare(t.Context())
-			if c.severity == blocker {
-				b.mustFail(err, true, append(c.want, "nothing was changed")...)
-				b.mustNotWrite()
-				b.hook.Settings.Preflight.Ignore = []string{c.check}
-				again, err := b.hook.Preflight(t.Context())
-				if err != nil || slices.ContainsFunc(again, func(f preflight.Finding) bool { return f.Severity == blocker }) {
-					t.Errorf("still a blocker although ignored: %v (%v)", again, err)
+			if blockers.Len() == 0 {
+				b.must(err)
+				for _, f := range found {
+					b.mustLog(`"check":"` + f.Check + `"`)
 				}
 				return
 			}
-			if err != nil {
-				t.Errorf("prepare failed because of a warning: %v", err)
+			b.mustFail(err, true, blockers.String(), "nothing was changed")
+			b.mustNotWrite()
+			for _, f := range found {
+				b.hook.Settings.Preflight.Ignore = append(b.hook.Settings.Preflight.Ignore, f.Check)
 			}
-			b.mustLog(`"check":"` + c.check + `"`)
+			found, err = b.hook.Preflight(t.Context())
+			if err != nil || found[0].Severity == preflight.Blocker {
+				t.Errorf("still a blocker although ignored: %v (%v)", found, err)
+			}
+			if strings.Contains(b.log.String()+text.String(), "hunter2") {
+				t.Error("a message has the content of a Secret")
+			}
 		})
 	}
+}
+
+func TestPreflightFinds(t *testing.T) {
+	t.Parallel()
+	findings(t, "preflight", map[string]situation{
+		"no finding on a healthy cluster": {objects: objects{kubernetesService("10.96.0.1")}},
+		"no finding on a healthy cluster in nodeport mode": {objects: objects{kubernetesService("10.96.0.1")},
+			settings: modeOf(state.ModeNodePort)},
+
+		"node port of another Service": {objects: objects{otherService()}},
+		"node port of another Service, nodeport mode": {objects: objects{otherService()},
+			settings: modeOf(state.ModeNodePort)},
+		"UDP node port in proxy mode": {objects: objects{otherService(udp)}},
+		"ignores a UDP node port if the port is not reserved": {objects: objects{otherService(udp)},
+			settings: unreserved, admit: refuseServices(errors.New("not asked"))},
+		"node port of another Service if the port is not reserved": {objects: objects{otherService()}, settings: unreserved},
+		"Service of someone else with the name":                    {objects: objects{notOurs(nil)}},
+		"ignores a policy against node ports in proxy mode": {
+			admit: refuseServices(quota("none, services.nodeports=0"))},
+		"ignores the release's own Service": {objects: objects{nodePortService()},
+			settings: modeOf(state.ModeNodePort),
+			admit:    refuseServices(errors.New("the allocated port must not be requested"))},
+		"Service of another release": {objects: objects{notOurs(nodePortService().Spec.Ports)}},
+		"proxies of another release on the host network": {objects: objects{proxiesOf("app", "other", "31998,9102")},
+			settings: onHostNetwork},
+		"ignores proxies of another release on other ports": {objects: objects{proxiesOf("app", "other", "31998,9103")},
+			settings: onHostNetwork},
+		"ignores the release's own proxies": {objects: objects{proxiesOf("zarf", "zarf-registry", "31999,9102")},
+			settings: onHostNetwork},
+		"node port allocated meanwhile": {settings: modeOf(state.ModeNodePort),
+			admit: refuseServices(
+				invalidPort("spec.ports[0].nodePort: Invalid value: 31999: provided port is already allocated"))},
+		"port outside the node port range": {settings: modeOf(state.ModeNodePort),
+			admit: refuseServices(
+				invalidPort("spec.ports[0].nodePort: Invalid value: 5999: provided port is not in the valid range. The range of " +
+					"valid ports is 30000-32767"))},
+		"ignores the node port range in proxy mode": {
+			admit: refuseServices(invalidPort("provided port is not in the valid range"))},
+		"policy against node ports": {settings: modeOf(state.ModeNodePort),
+			admit: refuseServices(quota("none, services.nodeports=0"))},
+
+		"IPv4 on an IPv6-only cluster": {objects: objects{node("n1", podCIDRs("fd00:1::/64")), kubernetesService("fd00::1")}},
+		"dual-stack on an IPv6-only cluster": {objects: objects{node("n1", podCIDRs("fd00:1::/64")),
+			kubernetesService("fd00::1")}, settings: family(state.DualStack)},
+		"an explicit node port on an IPv6-only cluster": {objects: objects{node("n1", podCIDRs("fd00:1::/64")),
+			kubernetesService("fd00::1")}, settings: all(family(state.IPv6), modeOf(state.ModeNodePort))},
+		"IPv6 on an IPv4-only cluster": {
+			objects:  objects{node("n1", podCIDRs("10.1.0.0/24")), kubernetesService("10.96.0.1")},
+			settings: family(state.IPv6)},
+		"IPv6 addresses on nodes only": {objects: objects{node("n1", podCIDRs("10.1.0.0/24"), internalIP("fd00::5"))},
+			settings: family(state.IPv6)},
+		"ignores an additional family of pods": {objects: objects{node("n1", podCIDRs("fd00:1::/64", "10.1.0.0/24")),
+			kubernetesService("fd00::1")}},
+		"accepts node addresses if pod CIDRs are unknown": {objects: objects{node("n1", internalIP("10.0.0.5")),
+			kubernetesService("fd00::1")}},
+		"accepts the family of any Service": {objects: objects{node("n1", podCIDRs("10.1.0.0/24")),
+			kubernetesService("10.96.0.1"), otherService(func(s *corev1.Service) {
+				s.Spec.ClusterIP, s.Spec.Ports = "fd00::7", s.Spec.Ports[:1]
+			})},
+			settings: family(state.IPv6)},
+		"accepts any family if none is known": {settings: family(state.IPv6)},
+
+		"CRI-O 1.35 with node ports": {objects: objects{node("n1"), node("n2", runtimeVersion("cri-o://1.35.0"))},
+			settings: modeOf(state.ModeNodePort)},
+		"CRI-O 1.36 with plain proxies": {objects: objects{node("n2", runtimeVersion("cri-o://v1.36.1"))},
+			settings: hostNetwork},
+		"CRI-O 2 with TLS": {objects: objects{node("n2", runtimeVersion("cri-o://2.0.0"))},
+			settings: all(hostNetwork, serveTLS)},
+		"CRI-O on an IPv6-only cluster": {objects: objects{node("n1"), node("n2", runtimeVersion("cri-o://1.34.9"))},
+			settings: all(hostNetwork, family(state.IPv6))},
+		"no finding for containerd on an IPv6-only cluster": {settings: all(hostNetwork, family(state.IPv6))},
+		"no finding for CRI-O 1.34": {objects: objects{node("n2", runtimeVersion("cri-o://1.34.9"))},
+			settings: hostNetwork},
+		"CRI-O with host ports": {objects: objects{node("n1"), node("n2", runtimeVersion("cri-o://1.34.9"))}},
+		"CRI-O 2 that trusts the CA": {objects: objects{node("n2", runtimeVersion("cri-o://2.0.0"))},
+			settings: all(hostNetwork, serveTLS), arrange: func(b *bench) { b.configureNodes(true) }},
+		"CRI-O 2 with plain proxies that it accepts": {objects: objects{node("n2", runtimeVersion("cri-o://2.0.0"))},
+			settings: hostNetwork, arrange: func(b *bench) {
+				config := noderuntime.Config{Release: "zarf/zarf-registry", Address: "127.0.0.1:31999",
+					Directories: []string{"/etc/containers/registries.conf.d"}}
+				config.CRIO.ConfDirectory, config.CRIO.Insecure = "/etc/containers/registries.conf.d", true
+				b.hook.Settings.NodeConfig.Directories, b.hook.NodeConfigData = config.Directories, configData(b, config)
+			}},
+		"no finding for CRI-O 1.34 with node ports": {objects: objects{node("n2", runtimeVersion("cri-o://1.34.9"))},
+			settings: modeOf(state.ModeNodePort)},
+
+		"only nodes of an unsupported architecture": {objects: objects{node("n2", architecture("s390x"))}},
+		"program missing in this binary":            {objects: objects{node("n1"), node("n2", architecture("arm64"))}},
+		"ignores architectures without injector": {objects: objects{node("n1"), node("n2", architecture("s390x"))},
+			settings: all(modeOf(state.ModeNodePort), notInjected)},
+
+		"pause image of a blind rendering": {objects: objects{node("n1", images("registry.k8s.io/pause:3.9")),
+			node("n2", images("registry.k8s.io/pause:3.9", "rancher/mirrored-pause:3.6"))},
+			settings: blindPause},
+		"node without a pause image": {objects: objects{node("n1"), node("n2", images("docker.io/library/app:1"))}},
+		"no node with a pause image": {objects: objects{node("n1", images()), node("n2", images())}, settings: blindPause},
+		"only images that nobody knows": {objects: objects{node("n1", images("a/pause:9", "a/pause@sha256:aa", "b/c:1")),
+			node("n2", images("a/pause:9", "a/pause@sha256:aa"))}, settings: all(blindPause, healed)},
+		"accepts nodes that the healer serves": {
+			objects:  objects{node("n1"), node("n2", images("registry.k8s.io/pause:3.9"))},
+			settings: healed},
+		"nodes that the healer cannot serve": {objects: objects{node("n1"), node("n2", images("a/pause:9"))},
+			settings: healed},
+		"ignores truncated image lists":    {objects: objects{node("n1"), node("n2", manyImages)}, settings: blindPause},
+		"ignores nodes that are not ready": {objects: objects{node("n1"), node("n2", images("a:1"), notReady)}},
+		"ignores pause images without injector": {objects: objects{node("n1", images("a:1"))},
+			settings: all(blindPause, notInjected)},
+		"accepts one node with a pause image in nodeport mode": {objects: objects{node("n1"), node("n2", images("a:1"))},
+			settings: all(blindPause, modeOf(state.ModeNodePort))},
+
+		"AlwaysPullImages":                          {admit: alwaysPull},
+		"ignores AlwaysPullImages without injector": {settings: notInjected, admit: alwaysPull},
+		"kubelets that verify credentials": {objects: objects{node("n1"), node("n2")},
+			kubelet: kubeletConfigs("AlwaysVerify", nil, "n1", "n2")},
+		"one kubelet that verifies credentials": {objects: objects{node("n1"), node("n2"), node("n3", notReady)},
+			kubelet: kubeletConfigs("AlwaysVerify", nil, "n2")},
+		"kubelets that verify images which are not listed": {objects: objects{node("n1"), node("n2")},
+			kubelet: kubeletConfigs("NeverVerifyAllowlistedImages", []string{"registry.k8s.io/paus", "registry.k8s.io/pause/*"},
+				"n1", "n2")},
+		"accepts kubelets that list the image": {
+			kubelet: kubeletConfigs("NeverVerifyAllowlistedImages", []string{"registry.k8s.io/pause"}, "n1")},
+		"accepts kubelets that list the image's registry": {
+			kubelet: kubeletConfigs("NeverVerifyAllowlistedImages", []string{"registry.k8s.io/*"}, "n1")},
+		"accepts kubelets that verify what they pulled": {kubelet: kubeletConfigs("NeverVerifyPreloadedImages", nil, "n1")},
+		"skips kubelets that cannot be read":            {kubelet: kubeletConfigs("AlwaysVerify", nil)},
+		"skips kubelets of nodes that are not ready": {objects: objects{node("n1"), node("n2", notReady)},
+			kubelet: kubeletConfigs("AlwaysVerify", nil, "n2")},
+		"ignores kubelets without injector": {settings: notInjected, kubelet: kubeletConfigs("AlwaysVerify", nil, "n1")},
+		"webhook that changes images": {
+			admit: changePods(func(c *corev1.Container) { c.Image = "mirror.example.com/" + c.Image })},
+		"webhook that rejects pods": {
+			admit: refusePods(apierrors.NewBadRequest(`admission webhook "policy.example.com" denied the request: no`))},
+		"webhook that is down": {
+			admit: refusePods(apierrors.NewInternalError(errors.New(`failed calling webhook "policy.example.com"`)))},
+		"quota": {admit: refusePods(quota("few"))},
+		"quota that the running pods fill": {objects: objects{saved(t, state.ModeProxy, "127.0.0.1:31999", state.IPv4)},
+			admit: refusePods(quota("few"))},
+
+		"host ports below the level privileged": {objects: objects{namespace("baseline")},
+			arrange: func(b *bench) { b.admit = podSecurityAt(b) }},
+		"the host network below the level privileged": {objects: objects{namespace("baseline")}, settings: hostNetwork,
+			arrange: func(b *bench) { b.admit = podSecurityAt(b) }},
+
+		"no finding for a new external registry": {objects: objects{node("n1", runtimeVersion("cri-o://1.35.0"),
+			images("a:1"))}, settings: all(modeOf(state.ModeExternal), externalURL),
+			admit: refusePods(errors.New("no pods are tried"))},
+	})
 }
 
 func onHostNetwork(o *settings.Settings) {

@@ -20,6 +20,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/pki"
 	"github.com/zarf-dev/zarf-registry/internal/release/settings"
 	"github.com/zarf-dev/zarf-registry/internal/release/state"
+	"github.com/zarf-dev/zarf-registry/test/golden"
 )
 
 // checkPrepared checks what holds after every successful Prepare.
@@ -327,51 +328,39 @@ func TestPrepareRefusesBeforeItChangesAnything(t *testing.T) {
 	byDefault := func(mode state.Mode) func(*settings.Settings) {
 		return func(o *settings.Settings) { o.Mode, o.ModeSource = mode, state.SourceDefault }
 	}
+	golden := golden.Open(t, "refusals")
 	for name, c := range map[string]struct {
 		objects []runtime.Object
 		change  func(*settings.Settings)
-		want    []string
 	}{
-		"no nodes": {[]runtime.Object{&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "zarf"}}},
-			nil, []string{"has no nodes"}},
-		"a newer state": {[]runtime.Object{node("n1"), savedState(`{"version":2}`)}, nil,
-			[]string{"Secret zarf/zarf-registry-state, key state.json: its format has version 2"}},
-		"an unreadable state": {[]runtime.Object{node("n1"), savedState(`rubbish`)}, nil,
-			[]string{"decoding state"}},
-		"state Secret of another owner": {[]runtime.Object{node("n1"),
-			&corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "zarf-registry-state", Namespace: "zarf"}}}, nil,
-			[]string{"was not created by zarf-registry"}},
-		"blind rendering reverts nodeport mode": {[]runtime.Object{node("n1"),
-			saved(t, state.ModeNodePort, local, state.IPv4)}, byDefault(state.ModeProxy),
-			[]string{"uses nodeport mode", "rendered without seeing", "--set registryProxy=false to keep it",
-				"--set registryProxy=true to switch"}},
-		"blind rendering reverts proxy mode": {[]runtime.Object{node("n1"), saved(t, state.ModeProxy, local, state.IPv4)},
-			byDefault(state.ModeNodePort),
-			[]string{"uses proxy mode", "--set registryProxy=true to keep it", "--set registryProxy=false to switch"}},
-		"blind rendering reverts external mode": {[]runtime.Object{node("n1"),
-			saved(t, state.ModeExternal, registryURL, state.IPv4)}, byDefault(state.ModeNodePort),
-			[]string{"uses external mode", "--set registryURL=registry.example.com/team to keep it"}},
-		"blind rendering reverts the IP family": {[]runtime.Object{node("n1"),
+		"no nodes":            {objects{&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "zarf"}}}, nil},
+		"a newer state":       {objects{node("n1"), savedState(`{"version":2}`)}, nil},
+		"an unreadable state": {objects{node("n1"), savedState(`rubbish`)}, nil},
+		"state Secret of another owner": {objects{node("n1"),
+			&corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "zarf-registry-state", Namespace: "zarf"}}}, nil},
+		"blind rendering reverts nodeport mode": {objects{node("n1"),
+			saved(t, state.ModeNodePort, local, state.IPv4)}, byDefault(state.ModeProxy)},
+		"blind rendering reverts proxy mode": {objects{node("n1"), saved(t, state.ModeProxy, local, state.IPv4)},
+			byDefault(state.ModeNodePort)},
+		"blind rendering reverts external mode": {objects{node("n1"),
+			saved(t, state.ModeExternal, registryURL, state.IPv4)}, byDefault(state.ModeNodePort)},
+		"blind rendering reverts the IP family": {objects{node("n1"),
 			saved(t, state.ModeProxy, "[::1]:31999", state.IPv6)},
-			func(o *settings.Settings) { o.IPFamilySource = state.SourceDefault },
-			[]string{"set up for IPv6", "fell back to IPv4", "--set ipFamily=IPv6"}},
-		"blind rendering reverts the PKI mode": {[]runtime.Object{node("n1"),
+			func(o *settings.Settings) { o.IPFamilySource = state.SourceDefault }},
+		"blind rendering reverts the PKI mode": {objects{node("n1"),
 			savedWith(t, func(s *state.State) { s.PKI = &issuedPKI })},
-			func(o *settings.Settings) { o.PKI.Source = state.SourceDefault },
-			[]string{"certificates of mode certManager", "rendered without seeing the cluster and fell back to internal",
-				"--set pki.mode=certManager to keep it", "--set pki.mode=internal to change it"}},
-		"cert-manager is not installed": {[]runtime.Object{node("n1")}, func(o *settings.Settings) { o.PKI.PKI = issuedPKI },
-			[]string{"certificates: ", "does not know cert-manager's API", "--set pki.mode=internal"}},
-		"an unknown check to ignore": {[]runtime.Object{node("n1")},
-			func(o *settings.Settings) { o.Preflight.Ignore = []string{"port", "prot"} },
-			[]string{`"prot"`, "want pod-security, admission, ", ", expose, or all"}},
+			func(o *settings.Settings) { o.PKI.Source = state.SourceDefault }},
+		"cert-manager is not installed": {objects{node("n1")},
+			func(o *settings.Settings) { o.PKI.PKI = issuedPKI }},
+		"an unknown check to ignore": {objects{node("n1")},
+			func(o *settings.Settings) { o.Preflight.Ignore = []string{"port", "prot"} }},
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := newBench(t, c.objects...)
 			if c.change != nil {
 				c.change(&b.hook.Settings)
 			}
-			b.mustFail(b.hook.Prepare(t.Context()), true, c.want...)
+			b.mustRefuse(golden, name, b.hook.Prepare(t.Context()))
 			b.mustNotWrite()
 			if found, err := b.hook.Preflight(t.Context()); err == nil && len(found) == 0 {
 				t.Error("preflight accepts it")
