@@ -19,7 +19,7 @@ import (
 // A switch changes who answers on the node port before pulls are verified, because kube-proxy hides
 // the proxies. If verification fails, Finish switches back.
 func (h *Hook) Finish(ctx context.Context) error {
-	f := &finishing{run: h.start()}
+	f := &finish{run: h.start()}
 	defer f.verifier.DeletePods() // also those of a killed run in either mode
 	if err := f.phase(ctx, "finish", f.steps()); err != nil {
 		return err
@@ -28,8 +28,8 @@ func (h *Hook) Finish(ctx context.Context) error {
 	return nil
 }
 
-// finishing holds what the steps of one Finish share.
-type finishing struct {
+// finish holds what the steps of one Finish share.
+type finish struct {
 	*run
 	// switching is true if the last verified mode is another one that shares the port.
 	switching bool
@@ -41,93 +41,79 @@ type finishing struct {
 	rotated bool
 }
 
-func (f *finishing) steps() []steps.Step {
+func (f *finish) steps() []steps.Step {
 	s := &f.Settings
-	var (
-		readState = steps.Step{Name: "read the saved state", Run: f.readState,
-			Why: "only what prepare recorded can be finished"}
-		waitRegistry = steps.Step{Name: "wait for the registry", Run: f.waitRegistry,
-			Why: "nodes and pushes need it"}
-		push = steps.Step{Name: "push the project's images", Run: f.push,
-			Why: "later upgrades and the verification pull them from the registry itself"}
-		configured = steps.Step{Name: "wait for the node configuration",
-			Run: steps.OnlyIf(s.ConfiguresNodes(), f.WaitConfigured),
-			Why: "CRI-O needs the CA before it can pull; and a node that refuses is reported"}
-		verifyNodes = steps.Step{Name: "verify pulls", Run: steps.OnlyIf(s.Finish.VerifyPulls, f.verify),
-			Why: "only a pull on every node covers network plugin, kube-proxy and container runtime at once"}
-		verifyMirrors = steps.Step{Name: "verify mirrors",
-			Run: steps.OnlyIf(s.Finish.VerifyPulls && s.NodeConfig.MirroredHost() != "", f.verifyMirrors),
-			Why: "a container runtime may ignore the files"}
-		record = steps.Step{Name: "record the verified mode", Run: f.record,
-			Why: "the state never claims more than was verified"}
-		closePlain = steps.Step{Name: "close the plain listener", Run: f.certs.ClosePlain,
-			Why: "outside of nodeport mode only port-forwards may use plain HTTP"}
-		release = steps.Step{Name: "delete the NodePort Service",
-			Run: steps.OnlyIf(s.UnreservedPort, f.deleteService), Why: "reservePort=false"}
-		deleteProxies = steps.Step{Name: "delete previous proxies", Run: f.DeletePreviousProxies,
-			Why: "the chart no longer renders them"}
-		collect = steps.Step{Name: "delete previous payloads", Run: f.collect,
-			Why: "no pod needs them any more"}
-		advertise = steps.Step{Name: "advertise the registry", Run: f.advertise,
-			Why: "tools that build images look for it in " + HostingNamespace}
-		caches = steps.Step{Name: "wait for the caches", Run: steps.OnlyIf(s.Cache.Enabled, f.WaitCaches),
-			Why: "without them, proxies pull from the registry"}
-		rotate = steps.Step{Name: "finish the CA rotation", Run: f.rotate,
-			Why: "the previous CA stays trusted until all pods show certificates of the new one"}
-		credentials = steps.Step{Name: "accept Zarf's credential", Run: steps.OnlyIf(s.PKI.Zarf, f.certs.AcceptZarf),
-			Why: "Helm writes its Secret after prepare has run"}
-		unneeded = steps.Step{Name: "delete what other PKI modes left", Run: f.unneeded,
-			Why: "nothing trusts it any more"}
-	)
-	switch s.Mode {
-	case state.ModeNodePort:
-		return append(f.orSwitchBack([]steps.Step{
-			readState,
-			waitRegistry,
-			{Name: "wait for the plain listener", Run: f.certs.OpenPlain, Why: "the NodePort Service leads to it"},
-			push, configured,
-			{Name: "serve the node port", Run: f.servePort,
-				Why: "kube-proxy answers in the proxies' place; they stay until pulls are verified"},
-			verifyNodes,
-		}), verifyMirrors, record, deleteProxies, collect, advertise, rotate, unneeded)
-	case state.ModeExternal:
-		deletePayload := steps.Step{Name: "delete the payload", Run: f.payload.Delete, Why: "nothing starts from it any more"}
-		if s.ConfiguresNodes() {
-			deletePayload = collect
-		}
-		return []steps.Step{
-			readState, configured, record,
-			{Name: "delete the NodePort Service", Run: f.deleteService, Why: "it leads nowhere any more"},
-			deleteProxies, closePlain, advertise, deletePayload,
-		}
-	default:
-		return append(f.orSwitchBack([]steps.Step{
-			readState,
-			waitRegistry,
-			push, // while the proxies start
-			{Name: "wait for the proxies", Run: f.WaitProxies, Why: "each node pulls through its own"},
-			{Name: "hand over to the proxies' program", Run: f.handOver,
-				Why: "prepare has changed it in place, so that no proxy restarts"},
-			configured,
-			{Name: "reserve the node port", Run: f.reservePort,
-				Why: "kube-proxy would answer in the proxies' place; it does again if verification fails"},
-			verifyNodes,
-		}), verifyMirrors, closePlain, record, release, deleteProxies, collect, advertise, credentials, rotate, caches,
-			unneeded)
+	nodePort, proxy, external := []state.Mode{state.ModeNodePort}, []state.Mode{state.ModeProxy},
+		[]state.Mode{state.ModeExternal}
+	unverified := []steps.Step{
+		{Name: "read the saved state", Run: f.readState,
+			Why: "only what prepare recorded can be finished"},
+		{Name: "wait for the registry", In: ours, Run: f.waitRegistry,
+			Why: "nodes and pushes need it"},
+		{Name: "wait for the plain listener", In: nodePort, Run: f.certs.OpenPlain,
+			Why: "the NodePort Service leads to it"},
+		{Name: "push the project's images", In: ours, Run: f.push, // while the proxies start
+			Why: "later upgrades and the verification pull them from the registry itself"},
+		{Name: "wait for the proxies", In: proxy, Run: f.WaitProxies,
+			Why: "each node pulls through its own"},
+		{Name: "hand over to the proxies' program", In: proxy, Run: f.handOver,
+			Why: "prepare has changed it in place, so that no proxy restarts"},
+		{Name: "wait for the node configuration", Run: steps.OnlyIf(s.ConfiguresNodes(), f.WaitConfigured),
+			Why: "CRI-O needs the CA before it can pull; and a node that refuses is reported"},
+		{Name: "serve the node port", In: nodePort, Run: f.servePort,
+			Why: "kube-proxy answers in the proxies' place; they stay until pulls are verified"},
+		{Name: "reserve the node port", In: proxy, Run: f.reservePort,
+			Why: "kube-proxy would answer in the proxies' place; it does again if verification fails"},
+		{Name: "verify pulls", In: ours, Run: steps.OnlyIf(s.Finish.VerifyPulls, f.verify),
+			Why: "only a pull on every node covers network plugin, kube-proxy and container runtime at once"},
 	}
+	if s.Mode != state.ModeExternal {
+		unverified = f.orSwitchBack(unverified)
+	}
+	injects := s.Mode != state.ModeExternal || s.ConfiguresNodes()
+	const plain = "outside of nodeport mode only port-forwards may use plain HTTP"
+	return append(unverified, []steps.Step{
+		{Name: "verify mirrors", In: ours,
+			Run: steps.OnlyIf(s.Finish.VerifyPulls && s.NodeConfig.MirroredHost() != "", f.verifyMirrors),
+			Why: "a container runtime may ignore the files"},
+		{Name: "close the plain listener", In: proxy, Run: f.certs.ClosePlain, Why: plain},
+		{Name: "record the verified mode", Run: f.record,
+			Why: "the state never claims more than was verified"},
+		{Name: "delete the NodePort Service", In: external, Run: f.deleteService,
+			Why: "it leads nowhere any more"},
+		{Name: "delete the NodePort Service", In: proxy, Run: steps.OnlyIf(s.UnreservedPort, f.deleteService),
+			Why: "reservePort=false"},
+		{Name: "delete previous proxies", Run: f.DeletePreviousProxies,
+			Why: "the chart no longer renders them"},
+		{Name: "close the plain listener", In: external, Run: f.certs.ClosePlain, Why: plain},
+		{Name: "delete previous payloads", Run: steps.OnlyIf(injects, f.collect),
+			Why: "no pod needs them any more"},
+		{Name: "delete the payload", In: external, Run: steps.OnlyIf(!injects, f.payload.Delete),
+			Why: "nothing starts from it any more"},
+		{Name: "advertise the registry", Run: f.advertise,
+			Why: "tools that build images look for it in " + HostingNamespace},
+		{Name: "accept Zarf's credential", In: proxy, Run: steps.OnlyIf(s.PKI.Zarf, f.certs.AcceptZarf),
+			Why: "Helm writes its Secret after prepare has run"},
+		{Name: "finish the CA rotation", In: ours, Run: f.rotate,
+			Why: "the previous CA stays trusted until all pods show certificates of the new one"},
+		{Name: "wait for the caches", In: proxy, Run: steps.OnlyIf(s.Cache.Enabled, f.WaitCaches),
+			Why: "without them, proxies pull from the registry"},
+		{Name: "delete what other PKI modes left", In: ours, Run: f.unneeded,
+			Why: "nothing trusts it any more"},
+	}...)
 }
 
-func (f *finishing) waitRegistry(ctx context.Context) (string, error) {
+func (f *finish) waitRegistry(ctx context.Context) (string, error) {
 	return f.WaitRegistry(ctx, f.cluster.Deployments)
 }
 
-func (f *finishing) verify(ctx context.Context) (did string, err error) {
+func (f *finish) verify(ctx context.Context) (did string, err error) {
 	f.verified, did, err = f.verifier.Nodes(ctx, f.switching)
 	return did, err
 }
 
 // verifyMirrors warns of nodes that ignore their mirrors. Pulls by the registry's own address work there.
-func (f *finishing) verifyMirrors(ctx context.Context) (string, error) {
+func (f *finish) verifyMirrors(ctx context.Context) (string, error) {
 	m, err := f.verifier.Mirrors(ctx, f.verified)
 	if err != nil {
 		return "", err
@@ -145,7 +131,7 @@ func (f *finishing) verifyMirrors(ctx context.Context) (string, error) {
 }
 
 // collect deletes previous payloads. Proxies that the chart no longer renders are about to end.
-func (f *finishing) collect(ctx context.Context) (string, error) {
+func (f *finish) collect(ctx context.Context) (string, error) {
 	return f.payload.Collect(ctx, func(pod corev1.Pod) bool {
 		return pod.Labels[names.LabelComponent] == names.ComponentProxy && !f.UsesProxy(pod)
 	})
@@ -153,7 +139,7 @@ func (f *finishing) collect(ctx context.Context) (string, error) {
 
 // readState refuses to run without a prepare of the same settings, because the steps delete what
 // the mode does not need.
-func (f *finishing) readState(ctx context.Context) (string, error) {
+func (f *finish) readState(ctx context.Context) (string, error) {
 	_, s, err := f.RequireState(ctx)
 	if err != nil {
 		return "", err
@@ -168,7 +154,7 @@ func (f *finishing) readState(ctx context.Context) (string, error) {
 	return fmt.Sprintf("%s mode at %s is desired", s.Desired.Mode, s.Desired.Address), nil
 }
 
-func (f *finishing) record(ctx context.Context) (string, error) {
+func (f *finish) record(ctx context.Context) (string, error) {
 	did := ""
 	err := f.UpdateState(ctx, func(s *state.State) bool {
 		desired := s.Desired
@@ -192,7 +178,7 @@ func (f *finishing) record(ctx context.Context) (string, error) {
 }
 
 // rotate continues a CA rotation where Prepare had to stop.
-func (f *finishing) rotate(ctx context.Context) (did string, err error) {
+func (f *finish) rotate(ctx context.Context) (did string, err error) {
 	_, s, err := f.RequireState(ctx)
 	if err != nil {
 		return "", err
@@ -204,7 +190,7 @@ func (f *finishing) rotate(ctx context.Context) (did string, err error) {
 	return did, err
 }
 
-func (f *finishing) unneeded(ctx context.Context) (string, error) {
+func (f *finish) unneeded(ctx context.Context) (string, error) {
 	if !f.rotated {
 		return "nothing: it may still be needed", nil
 	}

@@ -31,13 +31,13 @@ const silentTimeout = 20 * time.Second
 
 // handOver waits until the proxies on ready nodes run the program of the payload. Their loaders start
 // it beside the previous one, which ends when it is ready.
-func (f *finishing) handOver(ctx context.Context) (string, error) {
+func (f *finish) handOver(ctx context.Context) (string, error) {
 	if !f.Settings.Injector.Enabled {
 		return "nothing: injector.enabled=false, a changed image replaces the proxies", nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, handOverTimeout)
 	defer cancel()
-	h := &handingOver{finishing: f, want: map[string]string{}, current: map[string]bool{}}
+	h := &handover{finish: f, want: map[string]string{}, current: map[string]bool{}}
 	begin, refreshed := time.Now(), time.Time{}
 	for {
 		late, err := h.look(ctx)
@@ -64,9 +64,9 @@ func (f *finishing) handOver(ctx context.Context) (string, error) {
 	}
 }
 
-// handingOver is the state of one wait.
-type handingOver struct {
-	*finishing
+// handover is the state of one wait.
+type handover struct {
+	*finish
 	want    map[string]string // SHA-256 of the program, by architecture
 	nodes   nodes.ReadyNodes
 	current map[string]bool // proxies that run it, by name and UID
@@ -79,7 +79,7 @@ var errPrevious = errors.New("it runs the previous program")
 
 // look asks the proxies that did not run the program before, and returns what those lack that still
 // do not.
-func (h *handingOver) look(ctx context.Context) (map[string]error, error) {
+func (h *handover) look(ctx context.Context) (map[string]error, error) {
 	pods, err := h.RunningPods(ctx, &h.nodes, names.ComponentProxy, func(*corev1.Pod) {})
 	if err != nil {
 		return nil, err
@@ -123,7 +123,7 @@ func (h *handingOver) look(ctx context.Context) (map[string]error, error) {
 }
 
 // caches returns the names of the caches, whose program is the same. Nothing waits for them: pulls do not need them.
-func (h *handingOver) caches(ctx context.Context) (found []string) {
+func (h *handover) caches(ctx context.Context) (found []string) {
 	if !h.Settings.Cache.Enabled {
 		return nil
 	}
@@ -135,7 +135,7 @@ func (h *handingOver) caches(ctx context.Context) (found []string) {
 }
 
 // program returns the SHA-256 of the proxies' program for an architecture.
-func (h *handingOver) program(architecture string) (string, error) {
+func (h *handover) program(architecture string) (string, error) {
 	if sum := h.want[architecture]; sum != "" {
 		return sum, nil
 	}
@@ -153,7 +153,7 @@ func (h *handingOver) program(architecture string) (string, error) {
 
 // sort describes proxies that run another program, and those that cannot be asked: they serve, and
 // change on their own.
-func (h *handingOver) sort(late map[string]error) (previous, silent []string) {
+func (h *handover) sort(late map[string]error) (previous, silent []string) {
 	for _, pod := range slices.Sorted(maps.Keys(late)) {
 		line := fmt.Sprintf("%s: %v", h.Object("pod", pod), late[pod])
 		if errors.Is(late[pod], errPrevious) {

@@ -23,6 +23,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/hook/steps"
 	"github.com/zarf-dev/zarf-registry/internal/release"
 	"github.com/zarf-dev/zarf-registry/internal/release/settings"
+	"github.com/zarf-dev/zarf-registry/internal/release/state"
 )
 
 // Hook runs the phases. All fields must be set unless documented otherwise. A Hook keeps no state
@@ -110,6 +111,9 @@ func (h *Hook) Preflight(ctx context.Context) ([]preflight.Finding, error) {
 // Certs returns the keeper of the release's certificates and credentials.
 func (h *Hook) Certs() *certs.Manager { return h.start().certs }
 
+// ours are the modes in which the release has a registry.
+var ours = []state.Mode{state.ModeNodePort, state.ModeProxy}
+
 // run is one run of a phase.
 type run struct {
 	*nodes.Observer
@@ -149,5 +153,5 @@ func (r *run) inspection() *preflight.Inspection {
 }
 
 func (r *run) phase(ctx context.Context, name string, list []steps.Step) error {
-	return steps.Runner{Phase: name, Log: r.Log, Now: r.Now, Timeout: r.timeout}.Run(ctx, list)
+	return steps.Runner{Phase: name, Mode: r.Settings.Mode, Log: r.Log, Now: r.Now, Timeout: r.timeout}.Run(ctx, list)
 }

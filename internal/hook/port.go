@@ -115,7 +115,7 @@ func hasProxyNameLabel(s *corev1.Service) bool {
 
 // ownPort makes the Service that owns the node port, and repairs its metadata and its port. Who serves
 // the port changes in Finish only.
-func (p *preparation) ownPort(ctx context.Context) (string, error) {
+func (p *prepare) ownPort(ctx context.Context) (string, error) {
 	r := p.run
 	proxies := r.Settings.Mode == state.ModeProxy
 	if proxies && r.Settings.UnreservedPort {
@@ -144,12 +144,12 @@ func (p *preparation) ownPort(ctx context.Context) (string, error) {
 }
 
 // createService creates the Service. While proxies may serve the port, it only reserves it.
-func (p *preparation) createService(ctx context.Context) (string, error) {
+func (p *prepare) createService(ctx context.Context) (string, error) {
 	r := p.run
 	proxies := r.Settings.Mode == state.ModeProxy
 	reserved := proxies
-	if p.Saved != nil {
-		reserved = reserved || p.Saved.Working().Mode == state.ModeProxy
+	if p.inspection.Saved != nil {
+		reserved = reserved || p.inspection.Saved.Working().Mode == state.ModeProxy
 	}
 	want := r.PortService(reserved)
 	object := r.Object("Service", want.Name)
@@ -179,13 +179,13 @@ func (p *preparation) createService(ctx context.Context) (string, error) {
 	return "", fmt.Errorf("creating %s: %w", object, release.RefuseForbidden(err))
 }
 
-func (p *preparation) outOfRange() string {
-	p.unreserved = fmt.Sprintf("port %d is outside of the node port range", p.run.Settings.Port)
+func (p *prepare) outOfRange() string {
+	p.unreserved = fmt.Sprintf("port %d is outside of the node port range", p.Settings.Port)
 	return "nothing: " + p.unreserved + ", so no Service can take it"
 }
 
 // servePort makes kube-proxy serve the node port: endpoints first, then the rules.
-func (f *finishing) servePort(ctx context.Context) (string, error) {
+func (f *finish) servePort(ctx context.Context) (string, error) {
 	s, err := f.nodePort(ctx)
 	if err != nil {
 		return "", err
@@ -209,7 +209,7 @@ func (f *finishing) servePort(ctx context.Context) (string, error) {
 }
 
 // serveService is servePort for a Service. It waits for endpoints for a limited time.
-func (f *finishing) serveService(ctx context.Context, s *corev1.Service, limit time.Duration) (changed bool,
+func (f *finish) serveService(ctx context.Context, s *corev1.Service, limit time.Duration) (changed bool,
 	err error) {
 	hidden := hasProxyNameLabel(s)
 	want := f.PortService(false)
@@ -238,7 +238,7 @@ func (f *finishing) serveService(ctx context.Context, s *corev1.Service, limit t
 // unhideEndpointSlices removes the label that hides the Service from its EndpointSlices, to which their controller
 // copies labels. kube-proxy before Kubernetes 1.36 ignores slices with it too, and rejects connections to a Service
 // without endpoints, until it has seen the slices that follow the Service.
-func (f *finishing) unhideEndpointSlices(ctx context.Context, endpoints []discoveryv1.EndpointSlice) error {
+func (f *finish) unhideEndpointSlices(ctx context.Context, endpoints []discoveryv1.EndpointSlice) error {
 	patch := fmt.Appendf(nil, `{"metadata":{"labels":{%q:null}}}`, plan.LabelProxyName)
 	for _, slice := range endpoints {
 		_, err := f.cluster.EndpointSlices.Patch(ctx, slice.Name, types.MergePatchType, patch, metav1.PatchOptions{})
@@ -251,7 +251,7 @@ func (f *finishing) unhideEndpointSlices(ctx context.Context, endpoints []discov
 
 // awaitEndpoints waits until the Service has a ready endpoint with a port, which is what kube-proxy
 // makes rules of, and returns its EndpointSlices.
-func (f *finishing) awaitEndpoints(ctx context.Context, service string, limit time.Duration) (
+func (f *finish) awaitEndpoints(ctx context.Context, service string, limit time.Duration) (
 	[]discoveryv1.EndpointSlice, error,
 ) {
 	ctx, cancel := context.WithTimeout(ctx, limit)
@@ -276,7 +276,7 @@ func hasEndpoint(slice discoveryv1.EndpointSlice) bool {
 }
 
 // reservePort makes kube-proxy leave the node port to the proxies. No other Service can get it.
-func (f *finishing) reservePort(ctx context.Context) (string, error) {
+func (f *finish) reservePort(ctx context.Context) (string, error) {
 	s, err := f.nodePort(ctx)
 	if err != nil {
 		return "", err
@@ -299,7 +299,7 @@ func (f *finishing) reservePort(ctx context.Context) (string, error) {
 
 // reserve is reservePort for a Service. It first sets the label, and the target port, which no pod has, when
 // kube-proxy has seen that: kube-proxy refuses connections for a second if it sees first that the endpoints are gone.
-func (f *finishing) reserve(ctx context.Context, s *corev1.Service) (changed bool, err error) {
+func (f *finish) reserve(ctx context.Context, s *corev1.Service) (changed bool, err error) {
 	if !hasProxyNameLabel(s) {
 		if _, err := f.changeService(ctx, s, f.keepingTarget(s, true)); err != nil {
 			return false, err
@@ -318,7 +318,7 @@ func (f *finishing) reserve(ctx context.Context, s *corev1.Service) (changed boo
 
 // orSwitchBack wraps each step so that its failure lets the previous mode serve the port again, even if
 // the run timed out or was interrupted: nothing of that mode is deleted until pulls are verified.
-func (f *finishing) orSwitchBack(list []steps.Step) []steps.Step {
+func (f *finish) orSwitchBack(list []steps.Step) []steps.Step {
 	for i, s := range list {
 		if s.Run == nil {
 			continue
@@ -336,7 +336,7 @@ func (f *finishing) orSwitchBack(list []steps.Step) []steps.Step {
 
 // switchBack undoes the switch of this run, or of one that was killed. It returns the error that made
 // this necessary together with the outcome.
-func (f *finishing) switchBack(failure error) error {
+func (f *finish) switchBack(failure error) error {
 	ctx, cancel := context.WithTimeout(context.Background(), switchBackTimeout) // the run's context may have ended
 	defer cancel()
 	var cause error
@@ -365,7 +365,7 @@ func (f *finishing) switchBack(failure error) error {
 }
 
 // trySwitchBack returns what it changed, or "" if nothing had to be changed.
-func (f *finishing) trySwitchBack(ctx context.Context) (outcome string, err error) {
+func (f *finish) trySwitchBack(ctx context.Context) (outcome string, err error) {
 	_, saved, err := f.LoadState(ctx)
 	if err != nil || saved == nil || !f.switches(saved) {
 		return "", err
@@ -401,7 +401,7 @@ func (f *finishing) trySwitchBack(ctx context.Context) (outcome string, err erro
 }
 
 // switches reports whether this run switches between the modes that share the port.
-func (f *finishing) switches(saved *state.State) bool {
+func (f *finish) switches(saved *state.State) bool {
 	return saved.Current != nil && saved.Current.Mode != f.Settings.Mode &&
 		saved.Current.Mode != state.ModeExternal && f.Settings.Mode != state.ModeExternal
 }

@@ -17,9 +17,8 @@ import (
 func (h *Hook) Prepare(ctx context.Context) error {
 	r := h.start()
 	i := r.inspection()
-	p := &preparation{run: r, Inspection: i}
-	ours := h.Settings.Mode != state.ModeExternal
-	injects := ours || h.Settings.ConfiguresNodes()
+	p := &prepare{run: r, inspection: i}
+	injects := h.Settings.Mode != state.ModeExternal || h.Settings.ConfiguresNodes()
 	return r.phase(ctx, "prepare", []steps.Step{
 		{Name: "list the nodes", Run: i.Look,
 			Why: "injected pods need the nodes' own pause image and a payload for each architecture"},
@@ -29,17 +28,17 @@ func (h *Hook) Prepare(ctx context.Context) error {
 			Why: "settings that cannot work, or would silently undo the saved mode, are refused before anything changes"},
 		{Name: "preflight", Run: i.Check,
 			Why: "all blockers are reported at once, before anything changes"},
-		{Name: "replace the claim", Run: steps.OnlyIf(ours, i.ReplaceClaim),
+		{Name: "replace the claim", In: ours, Run: i.ReplaceClaim,
 			Why: "a claim that never got a volume cannot be corrected, and Helm creates it again"},
 		{Name: "label the namespace", Run: steps.OnlyIf(h.Settings.LabelsNamespace(), i.LabelNamespace),
 			Why: "podSecurity.label=true: Pod Security must admit host ports and host directories"},
-		{Name: "issue the certificates", Run: steps.OnlyIf(ours, p.certificates),
+		{Name: "issue the certificates", In: ours, Run: p.certificates,
 			Why: "proxies and registry use mutual TLS"},
-		{Name: "write the push credential", Run: steps.OnlyIf(ours, p.credentials),
+		{Name: "write the push credential", In: ours, Run: p.credentials,
 			Why: "only its owner may change what the registry serves"},
-		{Name: "open the plain listener", Run: steps.OnlyIf(h.Settings.Mode == state.ModeNodePort, r.certs.OpenPlain),
+		{Name: "open the plain listener", In: []state.Mode{state.ModeNodePort}, Run: r.certs.OpenPlain,
 			Why: "a node port leads to it, so it must be open first"},
-		{Name: "create the NodePort Service", Run: steps.OnlyIf(ours, p.ownPort),
+		{Name: "create the NodePort Service", In: ours, Run: p.ownPort,
 			Why: "another Service with it would answer in the registry's place"},
 		{Name: "seed the payload", Run: steps.OnlyIf(injects, p.seed),
 			Why: "nodes that hold only the pause image get the programs from the API server"},
@@ -48,34 +47,34 @@ func (h *Hook) Prepare(ctx context.Context) error {
 	})
 }
 
-// preparation holds what the steps of one Prepare share.
-type preparation struct {
+// prepare holds what the steps of one Prepare share.
+type prepare struct {
 	*run
-	*preflight.Inspection
+	inspection *preflight.Inspection
 	// unreserved is why no Service has to reserve the port.
 	unreserved string
 }
 
-func (p *preparation) decide(ctx context.Context) (string, error) {
+func (p *prepare) decide(ctx context.Context) (string, error) {
 	if _, err := p.hookImage(); err != nil {
 		return "", err
 	}
-	return p.Decide(ctx)
+	return p.inspection.Decide(ctx)
 }
 
-func (p *preparation) certificates(ctx context.Context) (string, error) {
-	recorded := p.Saved != nil && p.Saved.PKI != nil
-	return p.certs.Issue(ctx, p.run.Settings.Certificates(), p.next(nil), recorded)
+func (p *prepare) certificates(ctx context.Context) (string, error) {
+	recorded := p.inspection.Saved != nil && p.inspection.Saved.PKI != nil
+	return p.certs.Issue(ctx, p.Settings.Certificates(), p.next(nil), recorded)
 }
 
-func (p *preparation) credentials(ctx context.Context) (string, error) {
-	copied := p.Saved != nil && p.Saved.PushSecret != ""
-	if s := p.run.Settings; s.PKI.Zarf && s.Push.Secret != "" {
+func (p *prepare) credentials(ctx context.Context) (string, error) {
+	copied := p.inspection.Saved != nil && p.inspection.Saved.PushSecret != ""
+	if s := p.Settings; s.PKI.Zarf && s.Push.Secret != "" {
 		if err := p.certs.RefuseZarfsName(ctx, s.Push.Secret); err != nil {
 			return "", err
 		}
 	}
-	did, err := p.certs.WritePush(ctx, p.run.Settings.Push.Secret, copied)
+	did, err := p.certs.WritePush(ctx, p.Settings.Push.Secret, copied)
 	if err != nil {
 		return "", err
 	}
@@ -83,34 +82,34 @@ func (p *preparation) credentials(ctx context.Context) (string, error) {
 }
 
 // seed writes the payload for every architecture of the nodes.
-func (p *preparation) seed(ctx context.Context) (string, error) {
-	s := &p.run.Settings
+func (p *prepare) seed(ctx context.Context) (string, error) {
+	s := &p.Settings
 	if !s.Injector.Enabled {
 		return "nothing: injector.enabled=false, the nodes pull ordinary images", nil
 	}
-	return p.payload.Seed(ctx, p.Architectures(), s.Programs)
+	return p.payload.Seed(ctx, p.inspection.Architectures(), s.Programs)
 }
 
-func (p *preparation) record(ctx context.Context) (string, error) {
+func (p *prepare) record(ctx context.Context) (string, error) {
 	err := release.RetryOnConflict(ctx, func() error {
 		// Read the state again: the step that issues certificates writes it, and so does the CronJob.
-		secret, saved, err := p.run.LoadState(ctx)
+		secret, saved, err := p.LoadState(ctx)
 		if err != nil {
 			return err
 		}
-		return p.run.SaveState(ctx, secret, p.next(saved))
+		return p.SaveState(ctx, secret, p.next(saved))
 	})
 	if err != nil {
 		return "", err
 	}
-	images := p.run.Settings.Injector.Decisions()
-	return strings.Join(append([]string{fmt.Sprintf("desired is %s", p.Desired.Mode)}, images...), "; "), nil
+	images := p.Settings.Injector.Decisions()
+	return strings.Join(append([]string{fmt.Sprintf("desired is %s", p.inspection.Desired.Mode)}, images...), "; "), nil
 }
 
 // next returns the state that follows the saved one.
-func (p *preparation) next(saved *state.State) state.State {
-	decided := &p.run.Settings
-	s := state.State{Phase: state.PhasePrepared, Desired: p.Desired, PortNotReserved: p.unreserved}
+func (p *prepare) next(saved *state.State) state.State {
+	decided := &p.Settings
+	s := state.State{Phase: state.PhasePrepared, Desired: p.inspection.Desired, PortNotReserved: p.unreserved}
 	if saved != nil {
 		s.Current, s.VerifiedNodes, s.NodeConfig = saved.Current, saved.VerifiedNodes, saved.NodeConfig
 		s.ExcusedNodes = saved.ExcusedNodes
@@ -118,7 +117,7 @@ func (p *preparation) next(saved *state.State) state.State {
 	s.PauseImages = p.pauseImages(saved)
 	// Pods may write to these directories from now on. Finish removes them from the list.
 	s.NodeConfig = s.NodeConfig.Remember(decided.NodeConfig.Directories...)
-	if p.Desired.Mode == state.ModeExternal {
+	if p.inspection.Desired.Mode == state.ModeExternal {
 		return s
 	}
 	certificates := decided.Certificates()
@@ -134,12 +133,12 @@ func (p *preparation) next(saved *state.State) state.State {
 
 // pauseImages returns the images of injected programs, to record. A rendering that could not see the
 // cluster chose by default, and changes nothing that is recorded.
-func (p *preparation) pauseImages(saved *state.State) map[string]state.PauseImage {
+func (p *prepare) pauseImages(saved *state.State) map[string]state.PauseImage {
 	images := map[string]state.PauseImage{}
 	if saved != nil {
 		maps.Copy(images, saved.PauseImages)
 	}
-	for architecture, image := range p.run.Settings.Injector.PauseImages {
+	for architecture, image := range p.Settings.Injector.PauseImages {
 		if _, recorded := images[architecture]; !recorded || image.Source != state.SourceDefault {
 			images[architecture] = image.PauseImage
 		}

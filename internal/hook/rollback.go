@@ -19,7 +19,7 @@ func (h *Hook) Rollback(ctx context.Context) error {
 	return r.phase(ctx, "rollback", []steps.Step{
 		{Name: "check the claim", Run: r.checkClaim,
 			Why: "Helm 3 cannot take back a claim that it kept, and deleting it would delete the images"},
-		{Name: "give up the DaemonSets", Run: steps.OnlyIf(h.Settings.Mode == state.ModeProxy, r.OrphanProxies),
+		{Name: "give up the DaemonSets", In: []state.Mode{state.ModeProxy}, Run: r.OrphanProxies,
 			Why: "a switch to another mode keeps them, and Helm cannot take them back; their pods go on serving"},
 	})
 }

@@ -9,6 +9,8 @@ import (
 	"log/slog"
 	"slices"
 	"time"
+
+	"github.com/zarf-dev/zarf-registry/internal/release/state"
 )
 
 // Work does the work of a step and describes in words what it did.
@@ -19,6 +21,8 @@ type Step struct {
 	Name string
 	// Why is logged with the step, so that a log explains itself.
 	Why string
+	// In are the modes that have the step; nil: all.
+	In []state.Mode
 	// Run does the work. Nil: the step does not apply and is left out.
 	Run Work
 }
@@ -31,9 +35,10 @@ func OnlyIf(on bool, work Work) Work {
 	return work
 }
 
-// Runner runs the steps of a phase. Log and Now must be set.
+// Runner runs the steps of a phase in a mode. Log and Now must be set.
 type Runner struct {
 	Phase string
+	Mode  state.Mode
 	Log   *slog.Logger
 	Now   func() time.Time
 	// Timeout bounds all steps together; 0 means no limit.
@@ -49,7 +54,9 @@ func (r Runner) Run(ctx context.Context, steps []Step) error {
 		defer cancel()
 	}
 	begin := r.Now()
-	steps = slices.DeleteFunc(steps, func(s Step) bool { return s.Run == nil })
+	steps = slices.DeleteFunc(steps, func(s Step) bool {
+		return s.Run == nil || s.In != nil && !slices.Contains(s.In, r.Mode)
+	})
 	for i, s := range steps {
 		log := r.Log.With("phase", r.Phase, "step", fmt.Sprintf("%d/%d %s", i+1, len(steps), s.Name))
 		stepBegin := r.Now()

@@ -124,23 +124,23 @@ var pullFailures = []string{
 // PullFailed reports whether a reason for which a container waits says that its image cannot be had.
 func PullFailed(reason string) bool { return slices.Contains(pullFailures, reason) }
 
-// waiting is a container of injected programs that has not started, or cannot start again without an image.
-type waiting struct {
+// pendingContainer is one of injected programs that has not started, or cannot start again without an image.
+type pendingContainer struct {
 	path, image string
 	failing     bool // the kubelet reports that it cannot get the image
 }
 
-func (p Pod) waiting() []waiting {
+func (p Pod) waiting() []pendingContainer {
 	if p.Spec.NodeName == "" || p.Metadata.DeletionTimestamp != "" {
 		return nil
 	}
-	var found []waiting
+	var found []pendingContainer
 	look := func(field string, containers []Container, statuses []ContainerStatus) {
 		for i, c := range containers {
 			if len(c.Command) == 0 || c.Command[0] != loader {
 				continue
 			}
-			w := waiting{path: fmt.Sprintf("spec/%s/%d", field, i), image: c.Image}
+			w := pendingContainer{path: fmt.Sprintf("spec/%s/%d", field, i), image: c.Image}
 			n := slices.IndexFunc(statuses, func(s ContainerStatus) bool { return s.Name == c.Name })
 			if n >= 0 {
 				state := statuses[n].State
@@ -164,7 +164,7 @@ func (p Pod) waiting() []waiting {
 // whether the kubelet has reported that it cannot get that.
 func (p Pod) Waits() (waits, failing bool) {
 	list := p.waiting()
-	return len(list) > 0, slices.ContainsFunc(list, func(w waiting) bool { return w.failing })
+	return len(list) > 0, slices.ContainsFunc(list, func(w pendingContainer) bool { return w.failing })
 }
 
 // Decide decides about a pod whose node reports images. A container needs another image if the kubelet
@@ -172,11 +172,11 @@ func (p Pod) Waits() (waits, failing bool) {
 // fails only after minutes. inUse are images of the release's other pods.
 func Decide(p Pod, images []nodeimages.Image, rules nodeimages.Rules, inUse []string) Decision {
 	var d Decision
-	lacks := func(w waiting) bool {
+	lacks := func(w pendingContainer) bool {
 		return len(images) == 0 || rules.Complete(images) && !nodeimages.Reported(images, w.image)
 	}
 	list := p.waiting()
-	first := slices.IndexFunc(list, func(w waiting) bool { return w.failing })
+	first := slices.IndexFunc(list, func(w pendingContainer) bool { return w.failing })
 	if first < 0 {
 		first = slices.IndexFunc(list, lacks)
 	}
