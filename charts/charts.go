@@ -10,7 +10,7 @@ import (
 
 // Not files/init-hook.json, which make images writes: it has the digests of this very program.
 //
-//go:embed zarf-registry/.helmignore zarf-registry/*.* zarf-registry/files/[^i]* zarf-registry/ci
+//go:embed zarf-registry/.helmignore zarf-registry/*.* zarf-registry/LICENSE zarf-registry/files/[^i]* zarf-registry/ci
 //go:embed all:zarf-registry/templates
 var embedded embed.FS
 

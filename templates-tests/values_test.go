@@ -20,7 +20,7 @@ func TestSchemaMessages(t *testing.T) {
 	t.Parallel()
 	const heading = "values don't meet the specifications of the schema(s) in the following chart(s):\nzarf-registry:\n- at "
 	golden := golden.Open(t, "schema")
-	for _, set := range golden.Names() {
+	for _, set := range golden.Names(t) {
 		_, err := rendering{values: proxyMode(t, set)}.try(t)
 		message, found := strings.CutPrefix(fmt.Sprint(err), heading)
 		if !found || strings.Count(message, "\n") != 1 {

@@ -61,8 +61,14 @@ func Open(t testing.TB, name string) *Cases {
 	return c
 }
 
-// Names returns the names of all sections, for a table that is the file itself.
-func (c *Cases) Names() []string { return slices.Sorted(maps.Keys(c.want)) }
+// Names returns the names of all sections, for a table that is the file itself. There must be some.
+func (c *Cases) Names(t testing.TB) []string {
+	t.Helper()
+	if len(c.want) == 0 {
+		t.Fatalf("%s has no sections", c.path)
+	}
+	return slices.Sorted(maps.Keys(c.want))
+}
 
 // serial is what differs in the name of each CA.
 var serial = regexp.MustCompile(`SERIALNUMBER=[0-9a-f]+`)
