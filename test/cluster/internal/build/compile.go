@@ -196,6 +196,12 @@ func stagingModules(ctx context.Context, r Recipe, dir string) ([]string, error)
 	return staging, nil
 }
 
+// ModuleFile returns the path of a file in the module of a recipe that was built.
+func (c *Cache) ModuleFile(ctx context.Context, r Recipe, name string) (string, error) {
+	module, err := download(ctx, r, filepath.Join(c.dir, r.Key(), "module"))
+	return filepath.Join(module.Dir, name), err
+}
+
 // A downloaded module, in the Go tool's module cache.
 type downloaded struct{ Error, Dir, GoMod string }
 

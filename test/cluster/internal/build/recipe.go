@@ -108,6 +108,14 @@ func Kubernetes(minor string) (Recipe, error) {
 	}, nil
 }
 
+// Kubeadm returns the recipe of kubeadm of a minor version of Kubernetes.
+func Kubeadm(minor string) (Recipe, error) {
+	r, err := Kubernetes(minor)
+	r.Name, r.Sources, r.Links = "kubeadm", nil, nil
+	r.Programs = programs("k8s.io/kubernetes/cmd", "kubeadm")
+	return r, err
+}
+
 // KubernetesVersions returns the minor versions that Kubernetes accepts.
 func KubernetesVersions() []string { return slices.Sorted(maps.Keys(kubernetesVersions)) }
 
@@ -209,13 +217,15 @@ func programs(prefix string, packages ...string) map[string]string {
 }
 
 // pauseSource does what Kubernetes' pause program does in a pod without a shared process namespace:
-// it waits for a signal.
+// it waits for a signal, or ends at once with -v, as before kubeadm's upgrades.
 const pauseSource = `#include <signal.h>
+#include <string.h>
 #include <unistd.h>
 
 static void stop(int signal) { (void)signal; _exit(0); }
 
-int main(void) {
+int main(int argc, char **argv) {
+	if (argc > 1 && !strcmp(argv[1], "-v")) return 0;
 	signal(SIGINT, stop);
 	signal(SIGTERM, stop);
 	for (;;) pause();

@@ -44,6 +44,7 @@ The cache is ` + build.DefaultCacheDir + `, or the directory that ` + build.Cach
 	flags.StringVar(&options.Kubernetes, "kubernetes", build.DefaultKubernetes, "version of Kubernetes")
 	flags.StringSliceVar(&runtimes, "runtime", []string{build.DefaultRuntime}, "container runtimes")
 	flags.BoolVar(&options.NetworkPolicy, "network-policy", true, "build kube-router, which enforces NetworkPolicy objects")
+	flags.BoolVar(&options.Kubeadm, "kubeadm", false, "build kubeadm")
 	flags.BoolVar(&options.DNS, "dns", true, "build CoreDNS")
 	flags.BoolVar(&options.CRITools, "crictl", true, "build crictl")
 	return cmd
@@ -67,8 +68,16 @@ func components(options cluster.Options, runtimes []string) (common, ofNodes []b
 	if options.CNI == cluster.Flannel {
 		common = append(common, build.FlannelRecipes()...)
 	}
+	if options.Kubeadm {
+		kubeadm, err := build.Kubeadm(options.Kubernetes)
+		if err != nil {
+			return nil, nil, err
+		}
+		common = append(common, kubeadm)
+	}
 	common = slices.DeleteFunc(common, func(r build.Recipe) bool {
-		return r.Name == build.CoreDNS && !options.DNS || r.Name == build.KubeRouter && !options.NetworkPolicy ||
+		return r.Name == build.CoreDNS && !options.DNS && !options.Kubeadm ||
+			r.Name == build.KubeRouter && !options.NetworkPolicy && !options.Kubeadm ||
 			r.Name == build.CRITools && !options.CRITools
 	})
 	return common, ofNodes, nil

@@ -64,7 +64,7 @@ source once, into a cache.`,
 	root.PersistentFlags().StringVar(&a.name, "name", defaultName, "name of the cluster")
 	root.AddCommand(
 		newBuild(a), newUp(a), newDown(a), newStatus(a), newExec(a), newLoad(a),
-		newAddNode(a), newRemoveNode(a), newKubeconfig(a), newTool(a), newInternal(),
+		newAddNode(a), newRemoveNode(a), newInstallKubernetes(a), newKubeconfig(a), newTool(a), newInternal(),
 	)
 	root.AddCommand(newActions(a)...)
 	return root

@@ -117,6 +117,43 @@ func newAddNode(a *app) *cobra.Command {
 	return cmd
 }
 
+func newInstallKubernetes(a *app) *cobra.Command {
+	var version string
+	cmd := &cobra.Command{
+		Use:   "install-kubernetes NODE",
+		Short: "Install kubeadm, kubelet, kubectl and images of another version on a node that kubeadm made",
+		Long: `Install programs and images as packages and an administrator would, before
+"kubeadm upgrade". What runs keeps running.`,
+		Example: "  testcluster install-kubernetes n1 --kubernetes 1.37",
+		Args:    cobra.ExactArgs(1),
+		PreRunE: needRoot,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			c, err := a.open()
+			if err != nil {
+				return err
+			}
+			cache, err := build.OpenCache(a.log)
+			if err != nil {
+				return err
+			}
+			programs := make(map[string]string)
+			for _, recipe := range []func(minor string) (build.Recipe, error){build.Kubernetes, build.Kubeadm} {
+				r, err := recipe(version)
+				if err != nil {
+					return fmt.Errorf("--kubernetes: %w", err)
+				}
+				if err := cache.Ensure(cmd.Context(), r); err != nil {
+					return err
+				}
+				addPrograms(programs, "", cache, r)
+			}
+			return c.InstallKubernetes(cmd.Context(), args[0], version, programs)
+		},
+	}
+	cmd.Flags().StringVar(&version, "kubernetes", build.DefaultKubernetes, "version of Kubernetes")
+	return cmd
+}
+
 func newRemoveNode(a *app) *cobra.Command {
 	return &cobra.Command{
 		Use:     "remove-node NAME",

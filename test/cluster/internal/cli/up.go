@@ -26,7 +26,8 @@ func newUp(a *app) *cobra.Command {
   testcluster up --pause-image n2=docker.io/rancher/mirrored-pause:3.6
   testcluster up --kubernetes 1.30 --runtime containerd-1.7 --runtime n2=containerd-2.1
   testcluster up --taint n1=node-role.kubernetes.io/control-plane=:NoSchedule
-  testcluster up --load n1=dist/images/init-hook.tar`,
+  testcluster up --load n1=dist/images/init-hook.tar
+  testcluster up --kubeadm --network-policy=false`,
 		Args:    cobra.NoArgs,
 		PreRunE: needRoot,
 		RunE: func(cmd *cobra.Command, _ []string) (err error) {
@@ -80,6 +81,8 @@ func newUp(a *app) *cobra.Command {
 		"kube-proxy mode: iptables, nftables or ipvs")
 	flags.StringVar(&options.KubeProxyProgram, "kube-proxy-program", "",
 		"absolute path of another version of kube-proxy (default: that of --kubernetes)")
+	flags.BoolVar(&options.Kubeadm, "kubeadm", false,
+		"make the cluster with kubeadm: n1 is the control plane; needs --network-policy=false")
 	flags.StringVar(&options.CNI, "cni", cluster.Bridge, "network of pods: bridge or flannel (VXLAN)")
 	flags.StringArrayVar(&pauseImages, "pause-image", nil,
 		"pause image, as REF for all nodes or NODE=REF for one; repeatable (default "+cluster.DefaultPauseImage+")")
@@ -124,7 +127,11 @@ func (a *app) ensure(ctx context.Context, options cluster.Options) (map[string]s
 	for _, r := range ofNodes {
 		addPrograms(programs, r.Name+"/", cache, r)
 	}
-	return programs, nil
+	if options.Kubeadm {
+		i := slices.IndexFunc(common, func(r build.Recipe) bool { return r.Name == build.KubeRouter })
+		programs[cluster.KubeRouterManifest], err = cache.ModuleFile(ctx, common[i], "daemonset/"+cluster.KubeRouterManifest)
+	}
+	return programs, err
 }
 
 // addPrograms adds the paths of a recipe's programs.

@@ -19,7 +19,7 @@ func (c *Cluster) forwarder() Process {
 		c.self(), "internal", "forward",
 		"--listen=127.0.0.1:" + strconv.Itoa(c.Port),
 		"--netns=" + netnsPath(c.Options.Name, controlPlaneName),
-		"--to=" + net.JoinHostPort(c.Options.Family.ControlPlane()[0].String(), strconv.Itoa(apiPort)),
+		"--to=" + c.innerAddress(),
 	}}
 }
 

@@ -22,7 +22,15 @@ const (
 
 // innerServer is the API server's address inside the cluster's namespaces.
 func (c *Cluster) innerServer() string {
-	return "https://" + net.JoinHostPort(c.Options.Family.ControlPlane()[0].String(), strconv.Itoa(apiPort))
+	return "https://" + c.innerAddress()
+}
+
+func (c *Cluster) innerAddress() string {
+	addresses := c.Options.Family.ControlPlane()
+	if c.Options.Kubeadm {
+		addresses = c.Options.Family.Node(1)
+	}
+	return net.JoinHostPort(addresses[0].String(), strconv.Itoa(apiPort))
 }
 
 // outerServer is the API server's address on the host.

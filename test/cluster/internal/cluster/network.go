@@ -68,7 +68,9 @@ func (c *Cluster) connectNode(ctx context.Context, n Node) error {
 	fmt.Fprintf(&node, "link set eth0 address 02:00:00:00:%02x:%02x\nlink set lo up\nlink set eth0 up\n", n.Index>>8,
 		n.Index&0xff)
 	for i, address := range family.Node(n.Index) {
-		fmt.Fprintf(&fabric, "route add %s via %s\n", family.NodePods(n.Index)[i], address)
+		if !c.Options.Kubeadm { // its network of pods has routes of its own
+			fmt.Fprintf(&fabric, "route add %s via %s\n", family.NodePods(n.Index)[i], address)
+		}
 		fmt.Fprintf(&node, "address add %s dev eth0%s\n", family.onFabric(address), withoutDAD(address.Is6()))
 		fmt.Fprintf(&node, "route add default via %s\n", family.ControlPlane()[i])
 	}
@@ -82,7 +84,9 @@ func (c *Cluster) connectNode(ctx context.Context, n Node) error {
 func (c *Cluster) disconnectNode(ctx context.Context, n Node) error {
 	var script strings.Builder
 	for _, pods := range c.Options.Family.NodePods(n.Index) {
-		fmt.Fprintf(&script, "route del %s\n", pods)
+		if !c.Options.Kubeadm {
+			fmt.Fprintf(&script, "route del %s\n", pods)
+		}
 	}
 	fmt.Fprintf(&script, "link del %s\n", portOf(n))
 	return errors.Join(c.ip(ctx, controlPlaneName, script.String()), removeNetns(netnsPath(c.Options.Name, n.Name)))

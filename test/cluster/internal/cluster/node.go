@@ -24,8 +24,10 @@ func (c *Cluster) createNode(ctx context.Context, ca *clusterCA, n Node) error {
 	if err := c.bootNode(ctx, n); err != nil {
 		return err
 	}
-	if err := c.loadPauseImage(ctx, n); err != nil {
-		return err
+	if !c.Options.Kubeadm { // its images include a pause image
+		if err := c.loadPauseImage(ctx, n); err != nil {
+			return err
+		}
 	}
 	for _, archive := range c.Options.archivesOf(n.Name) {
 		if _, err := c.loadImage(ctx, n.Name, archive); err != nil {
@@ -60,7 +62,11 @@ func (c *Cluster) bootNode(ctx context.Context, n Node) error {
 // joinNode starts the kubelet, once the node is registered kube-proxy, which ends when the node's addresses change,
 // and once the packet filter knows Services, the network policy controller.
 func (c *Cluster) joinNode(ctx context.Context, client kubernetes.Interface, n Node) error {
-	if err := c.start(c.kubelet(n)); err != nil {
+	kubelet := c.kubelet(n)
+	if c.Options.Kubeadm {
+		kubelet = kubeadmUnit(n)
+	}
+	if err := c.start(kubelet); err != nil {
 		return err
 	}
 	// The API server may still list a node that reboots as ready.
@@ -69,6 +75,9 @@ func (c *Cluster) joinNode(ctx context.Context, client kubernetes.Interface, n N
 	}
 	if err := c.waitForNode(ctx, client, n.Name); err != nil {
 		return err
+	}
+	if c.Options.Kubeadm { // the rest are pods
+		return nil
 	}
 	if err := c.start(c.kubeProxy(n)); err != nil {
 		return err
@@ -114,13 +123,13 @@ func (c *Cluster) writeNodeFiles(ca *clusterCA, n Node) error {
 		// Nodes have no DNS: names fail at once instead of after a timeout.
 		"/etc/resolv.conf": []byte("# none: this node reaches only its cluster\n"),
 		// In seconds. The default of 2 is too short for a busy machine.
-		"/etc/crictl.yaml":                       []byte("runtime-endpoint: unix://" + n.runtime().socket() + "\ntimeout: 120\n"),
-		"/etc/cni/net.d/10-testcluster.conflist": []byte(c.cniConfig(n)),
-		flannelConfigPath:                        []byte(c.flannelConfig()),
+		"/etc/crictl.yaml": []byte("runtime-endpoint: unix://" + n.runtime().socket() + "\ntimeout: 120\n"),
 	}
-	n.runtime().addFiles(files, c, n)
-	now := time.Now()
-	if err := errors.Join(c.addKubelet(files, ca, now, n), c.addKubeProxy(files, ca, now, n)); err != nil {
+	add := c.addComponents
+	if c.Options.Kubeadm {
+		add = c.addKubeadm
+	}
+	if err := add(files, ca, n); err != nil {
 		return err
 	}
 	for path, content := range files {
@@ -137,6 +146,15 @@ func (c *Cluster) writeNodeFiles(ca *clusterCA, n Node) error {
 		}
 	}
 	return nil
+}
+
+// addComponents adds what the components of a node read.
+func (c *Cluster) addComponents(files map[string][]byte, ca *clusterCA, n Node) error {
+	files["/etc/cni/net.d/10-testcluster.conflist"] = []byte(c.cniConfig(n))
+	files[flannelConfigPath] = []byte(c.flannelConfig())
+	n.runtime().addFiles(files, c, n)
+	now := time.Now()
+	return errors.Join(c.addKubelet(files, ca, now, n), c.addKubeProxy(files, ca, now, n))
 }
 
 // AddNode adds a node, and waits until it is ready. Its index, and an empty pause image or runtime, are chosen.
@@ -181,6 +199,9 @@ func (c *Cluster) AddNode(ctx context.Context, n Node, programs map[string]strin
 	client, err := c.client()
 	if err != nil {
 		return err
+	}
+	if c.Options.Kubeadm {
+		return c.addWithKubeadm(ctx, client, n)
 	}
 	ca, err := c.loadCA()
 	if err != nil {

@@ -52,6 +52,8 @@ type Options struct {
 	Runtimes map[string]string `json:"-"`
 	// Taints are for nodes from the beginning, by node, in the form of kubectl taint.
 	Taints map[string][]string `json:"-"`
+	// Kubeadm makes the cluster with kubeadm: its first node is the control plane, and kube-router the network of pods.
+	Kubeadm bool `json:"kubeadm,omitempty"`
 	// KubeProxyProgram is the path of kube-proxy's program. Empty: the one of the cluster's version.
 	KubeProxyProgram string `json:"kubeProxyProgram,omitempty"`
 	// CNI is the network of pods: Bridge or Flannel.
@@ -115,7 +117,7 @@ func (o Options) Validate() error {
 	case o.CNI == Flannel && o.Family != IPv4:
 		errs = append(errs, fmt.Errorf("--cni %s: needs --ip-family %s, not %s", Flannel, IPv4, o.Family))
 	}
-	errs = append(errs, o.validateKubeProxy())
+	errs = append(errs, o.validateKubeProxy(), o.validateKubeadm())
 	for _, name := range append(slices.Collect(maps.Values(o.Runtimes)), o.Runtime) {
 		_, err := runtimeOf(name)
 		errs = append(errs, err)
@@ -182,6 +184,28 @@ func (o Options) validateKubeProxy() error {
 	default:
 		return fmt.Errorf("invalid --kube-proxy %q: want %s, %s or %s", o.KubeProxy, IPTables, NFTables, IPVS)
 	}
+}
+
+// validateKubeadm checks that kubeadm supports what the other options ask for: from Kubernetes 1.31, its configuration
+// has the version that is written, and from version 2, containerd tells kubelets how it manages cgroups.
+func (o Options) validateKubeadm() error {
+	if !o.Kubeadm {
+		return nil
+	}
+	var errs []error
+	if o.minor() < 31 {
+		errs = append(errs, fmt.Errorf("--kubeadm: needs Kubernetes 1.31 or later, not %s", o.Kubernetes))
+	}
+	for _, name := range append(slices.Collect(maps.Values(o.Runtimes)), o.Runtime) {
+		if !strings.HasPrefix(name, "containerd-2") {
+			errs = append(errs, fmt.Errorf("--kubeadm: needs --runtime containerd-2.1 or later, not %s", name))
+		}
+	}
+	if o.CNI != Bridge || o.NetworkPolicy || len(o.Taints) > 0 || len(o.APIServerFlags) > 0 || o.AuditPolicy != "" {
+		errs = append(errs, errors.New("--kubeadm: kubeadm and kube-router decide about networks, NetworkPolicies, "+
+			"taints and the API server: use --network-policy=false and no flag about the others"))
+	}
+	return errors.Join(errs...)
 }
 
 // minor returns the number after the dot of the version of Kubernetes: 36.

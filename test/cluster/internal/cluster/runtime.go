@@ -11,7 +11,10 @@ import (
 	"github.com/zarf-dev/zarf-registry/test/cluster/internal/image"
 )
 
-const pauseProgram = "pause"
+const (
+	pauseProgram = "pause"
+	pauseUser    = "65535:65535" // as in Kubernetes' pause image
+)
 
 // A containerRuntime is the container runtime of a node. Names of runtimes are those of recipes: containerd-2.4.
 type containerRuntime interface {
@@ -76,18 +79,36 @@ func (c *Cluster) loadPauseImage(ctx context.Context, n Node) error {
 	if err != nil {
 		return fmt.Errorf("reading the pause program: %w", err)
 	}
-	var archive bytes.Buffer
-	digest, err := image.Write(&archive, n.PauseImage, pauseProgram, program)
+	layer, err := image.NewLayer(image.File{Name: pauseProgram, Content: program})
 	if err != nil {
 		return err
 	}
-	if err := n.runtime().load(ctx, c, n, &archive, []string{n.PauseImage}); err != nil {
-		return fmt.Errorf("loading the pause image: %w", err)
+	return c.loadImages(ctx, n, image.Image{
+		Reference: n.PauseImage, Layers: []image.Layer{layer}, Entrypoint: []string{"/" + pauseProgram},
+		User: pauseUser,
+	})
+}
+
+// loadImages writes images and loads them on a node.
+func (c *Cluster) loadImages(ctx context.Context, n Node, images ...image.Image) error {
+	var archive bytes.Buffer
+	digests, err := image.Write(&archive, images...)
+	if err != nil {
+		return err
+	}
+	var names []string
+	for _, i := range images {
+		names = append(names, i.Reference)
+	}
+	if err := n.runtime().load(ctx, c, n, &archive, names); err != nil {
+		return fmt.Errorf("loading %s: %w", strings.Join(names, ", "), err)
 	}
 	// A node that has pulled an image also knows it by digest.
-	repository := n.PauseImage[:strings.LastIndex(n.PauseImage, ":")]
-	if err := n.runtime().tag(ctx, c, n, n.PauseImage, repository+"@"+digest); err != nil {
-		return fmt.Errorf("naming the pause image by its digest: %w", err)
+	for i, name := range names {
+		repository := name[:strings.LastIndex(name, ":")]
+		if err := n.runtime().tag(ctx, c, n, name, repository+"@"+digests[i]); err != nil {
+			return fmt.Errorf("naming %s by its digest: %w", name, err)
+		}
 	}
 	return nil
 }

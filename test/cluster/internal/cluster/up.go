@@ -65,16 +65,51 @@ func Up(ctx context.Context, options Options, programs map[string]string, log fu
 	return c.build(ctx, groups, programs)
 }
 
+// A step creates a part of a cluster.
+type step struct {
+	name string
+	do   func() error
+}
+
 // build creates the cluster's parts in the order of their dependencies.
 func (c *Cluster) build(ctx context.Context, groups cgroups, programs map[string]string) error {
+	steps := c.steps(ctx, groups, programs)
+	if c.Options.Kubeadm {
+		steps = c.kubeadmSteps(ctx, groups, programs)
+	}
+	for _, step := range steps {
+		start := time.Now()
+		if err := step.do(); err != nil {
+			// An ended process is the root cause of other failures.
+			if guilty, ok := errors.AsType[*ComponentError](context.Cause(ctx)); ok {
+				return guilty
+			}
+			return err
+		}
+		c.log("%s: %s", step.name, time.Since(start).Round(100*time.Millisecond))
+	}
+	return nil
+}
+
+// prepare installs programs and creates what nodes are connected to.
+func (c *Cluster) prepare(ctx context.Context, groups cgroups, programs map[string]string) error {
+	if err := errors.Join(c.installSelf(), c.installPrograms(programs), c.installFlexVolume()); err != nil {
+		return err
+	}
+	if err := groups.create(cgroupOf(c.Options.Name, controlPlaneName, systemCgroup)); err != nil {
+		return err
+	}
+	c.loadKernelModules(ctx)
+	return c.createFabric(ctx)
+}
+
+// steps make a cluster whose control plane is no node.
+func (c *Cluster) steps(ctx context.Context, groups cgroups, programs map[string]string) []step {
 	var ca *clusterCA
 	var client kubernetes.Interface
-	for _, step := range []struct {
-		name string
-		do   func() error
-	}{
+	return []step{
 		{"programs, certificates and the fabric between nodes", func() (err error) {
-			if err := errors.Join(c.installSelf(), c.installPrograms(programs), c.installFlexVolume()); err != nil {
+			if err := c.prepare(ctx, groups, programs); err != nil {
 				return err
 			}
 			if ca, err = c.writePKI(time.Now()); err != nil {
@@ -83,12 +118,8 @@ func (c *Cluster) build(ctx context.Context, groups cgroups, programs map[string
 			if err := c.writeKubeconfigs(ca, time.Now()); err != nil {
 				return err
 			}
-			if err := groups.create(cgroupOf(c.Options.Name, controlPlaneName, systemCgroup)); err != nil {
-				return err
-			}
-			c.loadKernelModules(ctx)
 			client, err = c.client()
-			return errors.Join(err, c.createFabric(ctx))
+			return err
 		}},
 		{"etcd, API server, and the nodes' container runtimes", func() error {
 			group, ctx := errgroup.WithContext(ctx)
@@ -115,18 +146,7 @@ func (c *Cluster) build(ctx context.Context, groups cgroups, programs map[string
 			}
 			return group.Wait()
 		}},
-	} {
-		start := time.Now()
-		if err := step.do(); err != nil {
-			// An ended process is the root cause of other failures.
-			if guilty, ok := errors.AsType[*ComponentError](context.Cause(ctx)); ok {
-				return guilty
-			}
-			return err
-		}
-		c.log("%s: %s", step.name, time.Since(start).Round(100*time.Millisecond))
 	}
-	return nil
 }
 
 // checkUnused fails if anything of a cluster of the same name exists.

@@ -1,12 +1,10 @@
-// Package image writes container image archives with one layer: an OCI image layout in a tar, for
-// `ctr images import`. It builds the test cluster's pause image. It does not read, pull or
-// push images.
+// Package image writes archives of container images, as an OCI image layout in a tar for `ctr images import`. The test
+// cluster's images are made with it. It does not read, pull or push images.
 package image
 
 import (
 	"archive/tar"
 	"bytes"
-	"compress/gzip"
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
@@ -20,8 +18,46 @@ const (
 	indexType    = "application/vnd.oci.image.index.v1+json"
 	manifestType = "application/vnd.oci.image.manifest.v1+json"
 	configType   = "application/vnd.oci.image.config.v1+json"
-	layerType    = "application/vnd.oci.image.layer.v1.tar+gzip"
+	layerType    = "application/vnd.oci.image.layer.v1.tar"
 )
+
+// An Image is a container image. Images with different references have different digests, as versions of the pause
+// image do.
+type Image struct {
+	Reference  string
+	Layers     []Layer
+	Entrypoint []string
+	// User is a user and a group. Empty: root.
+	User string
+}
+
+// A Layer is an uncompressed layer. Images of an archive share equal ones.
+type Layer struct {
+	tar    []byte
+	digest string
+}
+
+// A File is an executable file of a layer or, with Link, a symbolic link. Its name has no leading slash.
+type File struct {
+	Name    string
+	Content []byte
+	Link    string
+}
+
+// NewLayer returns a layer with these files. It is reproducible.
+func NewLayer(files ...File) (Layer, error) {
+	var buffer bytes.Buffer
+	t := tar.NewWriter(&buffer)
+	for _, f := range files {
+		if err := writeFile(t, f, 0o755); err != nil {
+			return Layer{}, fmt.Errorf("packing a layer: %s: %w", f.Name, err)
+		}
+	}
+	if err := t.Close(); err != nil {
+		return Layer{}, fmt.Errorf("packing a layer: %w", err)
+	}
+	return Layer{buffer.Bytes(), digestOf(buffer.Bytes())}, nil
+}
 
 type descriptor struct {
 	MediaType   string            `json:"mediaType"`
@@ -30,90 +66,73 @@ type descriptor struct {
 	Annotations map[string]string `json:"annotations,omitempty"`
 }
 
-// Write writes an image that has one executable file, /name, and runs it as user 65535 like
-// Kubernetes' pause image. It is reproducible, and returns the manifest's digest. Images with different references have
-// different digests, as versions of the pause image do.
-func Write(w io.Writer, reference, name string, program []byte) (digest string, err error) {
-	layerTar, err := tarOf([]file{{name, 0o755, program}})
-	if err != nil {
-		return "", fmt.Errorf("packing the layer of %s: %w", reference, err)
-	}
-	layer, err := compress(layerTar)
-	if err != nil {
-		return "", fmt.Errorf("compressing the layer of %s: %w", reference, err)
-	}
-	config := encode(map[string]any{
-		"architecture": runtime.GOARCH,
-		"os":           "linux",
-		"config": map[string]any{
-			"User": "65535:65535", "Entrypoint": []string{"/" + name}, "Env": []string{"PATH=/"},
-			"Labels": map[string]string{"reference": reference},
-		},
-		"rootfs": map[string]any{"type": "layers", "diff_ids": []string{digestOf(layerTar)}},
-	})
-	manifest := encode(map[string]any{
-		"schemaVersion": 2,
-		"mediaType":     manifestType,
-		"config":        describe(configType, config),
-		"layers":        []descriptor{describe(layerType, layer)},
-	})
-	entry := describe(manifestType, manifest)
-	entry.Annotations = map[string]string{
-		"io.containerd.image.name":          reference,
-		"org.opencontainers.image.ref.name": reference[strings.LastIndex(reference, ":")+1:],
-	}
-	index := encode(map[string]any{"schemaVersion": 2, "mediaType": indexType, "manifests": []descriptor{entry}})
-
-	archive, err := tarOf([]file{
-		{"oci-layout", 0o644, []byte(`{"imageLayoutVersion":"1.0.0"}`)},
-		{"index.json", 0o644, index},
-		{blobPath(config), 0o644, config},
-		{blobPath(layer), 0o644, layer},
-		{blobPath(manifest), 0o644, manifest},
-	})
-	if err != nil {
-		return "", fmt.Errorf("packing %s: %w", reference, err)
-	}
-	if _, err := w.Write(archive); err != nil {
-		return "", fmt.Errorf("writing the archive of %s: %w", reference, err)
-	}
-	return entry.Digest, nil
-}
-
-type file struct {
-	name    string
-	mode    int64
-	content []byte
-}
-
-func tarOf(files []file) ([]byte, error) {
-	var buffer bytes.Buffer
-	t := tar.NewWriter(&buffer)
-	for _, f := range files {
-		if err := t.WriteHeader(&tar.Header{Name: f.name, Mode: f.mode, Size: int64(len(f.content)),
-			Format: tar.FormatUSTAR}); err != nil {
-			return nil, err
-		}
-		if _, err := t.Write(f.content); err != nil {
-			return nil, err
+// Write writes an archive of images, and returns the digests of their manifests. It is reproducible.
+func Write(w io.Writer, images ...Image) (digests []string, err error) {
+	t := tar.NewWriter(w)
+	written := make(map[string]bool)
+	write := func(name string, content []byte) {
+		if err == nil && !written[name] {
+			written[name] = true
+			err = writeFile(t, File{Name: name, Content: content}, 0o644)
 		}
 	}
-	if err := t.Close(); err != nil {
-		return nil, err
+	blob := func(mediaType, digest string, content []byte) descriptor {
+		write("blobs/"+strings.Replace(digest, ":", "/", 1), content)
+		return descriptor{MediaType: mediaType, Digest: digest, Size: len(content)}
 	}
-	return buffer.Bytes(), nil
+	write("oci-layout", []byte(`{"imageLayoutVersion":"1.0.0"}`))
+	var entries []descriptor
+	for _, i := range images {
+		var layers []descriptor
+		var ids []string
+		for _, l := range i.Layers {
+			layers = append(layers, blob(layerType, l.digest, l.tar))
+			ids = append(ids, l.digest)
+		}
+		config := encode(map[string]any{
+			"architecture": runtime.GOARCH,
+			"os":           "linux",
+			"config": map[string]any{
+				"User": i.User, "Entrypoint": i.Entrypoint,
+				"Env":    []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"},
+				"Labels": map[string]string{"reference": i.Reference},
+			},
+			"rootfs": map[string]any{"type": "layers", "diff_ids": ids},
+		})
+		manifest := encode(map[string]any{
+			"schemaVersion": 2,
+			"mediaType":     manifestType,
+			"config":        blob(configType, digestOf(config), config),
+			"layers":        layers,
+		})
+		entry := blob(manifestType, digestOf(manifest), manifest)
+		entry.Annotations = map[string]string{
+			"io.containerd.image.name":          i.Reference,
+			"org.opencontainers.image.ref.name": i.Reference[strings.LastIndex(i.Reference, ":")+1:],
+		}
+		entries = append(entries, entry)
+		digests = append(digests, entry.Digest)
+	}
+	write("index.json", encode(map[string]any{"schemaVersion": 2, "mediaType": indexType, "manifests": entries}))
+	if err == nil {
+		err = t.Close()
+	}
+	if err != nil {
+		return nil, fmt.Errorf("writing an archive of images: %w", err)
+	}
+	return digests, nil
 }
 
-func compress(content []byte) ([]byte, error) {
-	var buffer bytes.Buffer
-	z := gzip.NewWriter(&buffer)
-	if _, err := z.Write(content); err != nil {
-		return nil, err
+func writeFile(t *tar.Writer, f File, mode int64) error {
+	header := &tar.Header{Name: f.Name, Mode: mode, Size: int64(len(f.Content)), Format: tar.FormatUSTAR}
+	if f.Link != "" {
+		header.Typeflag, header.Linkname = tar.TypeSymlink, f.Link
 	}
-	if err := z.Close(); err != nil {
-		return nil, err
+	if err := t.WriteHeader(header); err != nil {
+		return err
 	}
-	return buffer.Bytes(), nil
+	_, err := t.Write(f.Content)
+	return err
 }
 
 func encode(v any) []byte {
@@ -124,15 +143,7 @@ func encode(v any) []byte {
 	return b
 }
 
-func describe(mediaType string, content []byte) descriptor {
-	return descriptor{MediaType: mediaType, Digest: digestOf(content), Size: len(content)}
-}
-
 func digestOf(content []byte) string {
 	sum := sha256.Sum256(content)
 	return "sha256:" + hex.EncodeToString(sum[:])
-}
-
-func blobPath(content []byte) string {
-	return "blobs/" + strings.Replace(digestOf(content), ":", "/", 1)
 }

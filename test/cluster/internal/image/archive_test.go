@@ -3,33 +3,41 @@ package image
 import (
 	"archive/tar"
 	"bytes"
-	"compress/gzip"
 	"encoding/json"
 	"errors"
 	"io"
+	"strings"
 	"testing"
 )
 
 func TestWriteCreatesOCILayoutWithCorrectDigests(t *testing.T) {
 	program := []byte("\x7fELF, as far as this test goes")
+	shared, err := NewLayer(File{Name: "bin/one", Content: program}, File{Name: "bin/two", Link: "one"})
+	if err != nil {
+		t.Fatal(err)
+	}
 	var archive bytes.Buffer
-	digest, err := Write(&archive, "example.com:5000/pause:3", "pause", program)
+	digests, err := Write(&archive,
+		Image{Reference: "example.com:5000/pause:3", Layers: []Layer{shared}, Entrypoint: []string{"/bin/two"}},
+		Image{Reference: "example.com:5000/pause:4", Layers: []Layer{shared}})
 	if err != nil {
 		t.Fatal(err)
 	}
 	files := untar(t, archive.Bytes())
-	for name, content := range files {
-		if len(name) > len("blobs/") && name[:len("blobs/")] == "blobs/" && name != blobPath(content) {
-			t.Errorf("%s has the content of %s", name, blobPath(content))
-		}
+	// Two configurations and manifests, but one layer.
+	if blobs := len(files) - len([]string{"oci-layout", "index.json"}); blobs != 5 {
+		t.Errorf("the archive has %d blobs", blobs)
 	}
 	if string(files["oci-layout"]) != `{"imageLayoutVersion":"1.0.0"}` {
 		t.Errorf("oci-layout: %s", files["oci-layout"])
 	}
 	var index struct{ Manifests []descriptor }
 	decode(t, files["index.json"], &index)
+	if digests[0] == digests[1] || index.Manifests[1].Digest != digests[1] {
+		t.Errorf("digests: %v, index: %+v", digests, index)
+	}
 	entry := index.Manifests[0]
-	if entry.Digest != digest || entry.Annotations["io.containerd.image.name"] != "example.com:5000/pause:3" ||
+	if entry.Digest != digests[0] || entry.Annotations["io.containerd.image.name"] != "example.com:5000/pause:3" ||
 		entry.Annotations["org.opencontainers.image.ref.name"] != "3" {
 		t.Errorf("index: %+v", entry)
 	}
@@ -45,18 +53,11 @@ func TestWriteCreatesOCILayoutWithCorrectDigests(t *testing.T) {
 		}
 	}
 	decode(t, blob(t, files, manifest.Config), &config)
-	z, err := gzip.NewReader(bytes.NewReader(blob(t, files, manifest.Layers[0])))
-	if err != nil {
-		t.Fatal(err)
-	}
-	layer, err := io.ReadAll(z)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if config.RootFS.DiffIDs[0] != digestOf(layer) || config.Config.Entrypoint[0] != "/pause" {
+	layer := blob(t, files, manifest.Layers[0])
+	if config.RootFS.DiffIDs[0] != digestOf(layer) || config.Config.Entrypoint[0] != "/bin/two" {
 		t.Errorf("config: %+v", config)
 	}
-	if !bytes.Equal(untar(t, layer)["pause"], program) {
+	if !bytes.Equal(untar(t, layer)["bin/one"], program) {
 		t.Error("the layer contains another program")
 	}
 }
@@ -64,7 +65,11 @@ func TestWriteCreatesOCILayoutWithCorrectDigests(t *testing.T) {
 func TestWriteIsReproducible(t *testing.T) {
 	var a, b bytes.Buffer
 	for _, w := range []*bytes.Buffer{&a, &b} {
-		if _, err := Write(w, "a/b:c", "pause", []byte("x")); err != nil {
+		layer, err := NewLayer(File{Name: "pause", Content: []byte("x")})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := Write(w, Image{Reference: "a/b:c", Layers: []Layer{layer}}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -93,13 +98,11 @@ func untar(t *testing.T, content []byte) map[string][]byte {
 
 func blob(t *testing.T, files map[string][]byte, d descriptor) []byte {
 	t.Helper()
-	for _, content := range files {
-		if digestOf(content) == d.Digest && len(content) == d.Size {
-			return content
-		}
+	content := files["blobs/"+strings.Replace(d.Digest, ":", "/", 1)]
+	if digestOf(content) != d.Digest || len(content) != d.Size {
+		t.Fatalf("no blob %s of %d bytes", d.Digest, d.Size)
 	}
-	t.Fatalf("no blob %s of %d bytes", d.Digest, d.Size)
-	return nil
+	return content
 }
 
 func decode(t *testing.T, content []byte, into any) {
