@@ -59,7 +59,7 @@ func runCarried(t *testing.T, values map[string]any) (settings.Settings, []strin
 			Log:          func(string, ...any) {},
 		},
 		Client: fake.NewClientset(),
-		Parse:  parseJob,
+		Parse:  settings.OfJob,
 		NewHook: func(context.Context, settings.Settings, map[string][]byte) (install.Hook, error) {
 			return noted{&phases}, nil
 		},

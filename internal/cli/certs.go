@@ -14,9 +14,23 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/hook/certs"
 	"github.com/zarf-dev/zarf-registry/internal/pki"
 	"github.com/zarf-dev/zarf-registry/internal/release/names"
+	"github.com/zarf-dev/zarf-registry/internal/release/settings"
 )
 
-func (f *hookFlags) certsCA() *cobra.Command {
+// newCerts returns the commands about certificates.
+func newCerts(global *globalFlags) *cobra.Command {
+	return group("certs", "Show, renew and rotate certificates",
+		newCertsShow(newHookFlags(global)), newCertsCA(newHookFlags(global)), newCertsRenew(newHookFlags(global)),
+		newCertsRotate(newHookFlags(global)))
+}
+
+// newCredentials returns the commands about passwords.
+func newCredentials(global *globalFlags) *cobra.Command {
+	return group("credentials", "List and rotate the passwords for pushing and pulling",
+		newCredentialsRotate(newHookFlags(global)))
+}
+
+func newCertsCA(f *hookFlags) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "ca",
 		Short: "Print the CA certificates that registry and proxies trust",
@@ -34,7 +48,7 @@ During a CA rotation it prints the previous and the new CA.`,
 				return err
 			}
 			defer stop()
-			return f.printCA(ctx, cmd.OutOrStdout(), c.client)
+			return printCA(ctx, cmd.OutOrStdout(), c.client, f.settings)
 		},
 	}
 	f.target(cmd.Flags())
@@ -42,8 +56,8 @@ During a CA rotation it prints the previous and the new CA.`,
 }
 
 // printCA prints ca.crt of the node Secret, which is the same in every mode.
-func (f *hookFlags) printCA(ctx context.Context, w io.Writer, client kubernetes.Interface) error {
-	namespace, name := f.settings.Namespace, f.settings.Name+names.SuffixNodeTLS
+func printCA(ctx context.Context, w io.Writer, client kubernetes.Interface, of settings.Settings) error {
+	namespace, name := of.Namespace, of.Name+names.SuffixNodeTLS
 	secret, err := client.CoreV1().Secrets(namespace).Get(ctx, name, metav1.GetOptions{})
 	switch {
 	case apierrors.IsNotFound(err):
@@ -56,13 +70,13 @@ func (f *hookFlags) printCA(ctx context.Context, w io.Writer, client kubernetes.
 	bundle, err := pki.ParseBundle(secret.Data[names.KeyCA])
 	if err != nil {
 		return fmt.Errorf("Secret %s/%s, key %s: %w: run zarf-registry certs renew%s to repair it",
-			namespace, name, names.KeyCA, err, releaseArguments(namespace, f.settings.Release, f.settings.Name))
+			namespace, name, names.KeyCA, err, releaseArguments(namespace, of.Release, of.Name))
 	}
 	_, err = w.Write(bundle.PEM())
 	return err
 }
 
-func (f *hookFlags) certsRenew() *cobra.Command {
+func newCertsRenew(f *hookFlags) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "renew",
 		Short: "Renew certificates that are due, and continue a CA rotation",
@@ -88,7 +102,7 @@ would fail in the same way.`,
 	return cmd
 }
 
-func (f *hookFlags) certsRotate() *cobra.Command {
+func newCertsRotate(f *hookFlags) *cobra.Command {
 	var (
 		ca      bool
 		exclude []string
@@ -126,7 +140,7 @@ fail in the same way.`,
 	return cmd
 }
 
-func (f *hookFlags) credentialsRotate() *cobra.Command {
+func newCredentialsRotate(f *hookFlags) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "rotate [push|pull]",
 		Short: "Replace the password for pushing, or that for pulling",

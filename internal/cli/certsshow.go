@@ -17,7 +17,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/status"
 )
 
-func (f *hookFlags) certsShow() *cobra.Command {
+func newCertsShow(f *hookFlags) *cobra.Command {
 	var output string
 	cmd := &cobra.Command{
 		Use:   "show",

@@ -192,25 +192,6 @@ func rename(root *cobra.Command, file string) {
 	examples(root)
 }
 
-func newImages(global *globalFlags) *cobra.Command {
-	return group("images", "Push, pull, list, copy and delete images (images push app.tar)",
-		newImagesPush(global), newImagesPull(global), newImagesCopy(global), newImagesList(global),
-		newImagesMissing(global), newImagesDelete(global), newImagesPrune(global), newImagesInventory(global),
-		newImagesVerify(global), newImagesExport(global), newImagesBrowse(global),
-		newImagesStore(global))
-}
-
-func newCerts(global *globalFlags) *cobra.Command {
-	return group("certs", "Show, renew and rotate certificates",
-		newHookFlags(global).certsShow(), newHookFlags(global).certsCA(), newHookFlags(global).certsRenew(),
-		newHookFlags(global).certsRotate())
-}
-
-func newCredentials(global *globalFlags) *cobra.Command {
-	return group("credentials", "List and rotate the passwords for pushing and pulling",
-		newHookFlags(global).credentialsRotate())
-}
-
 func newOptions() *cobra.Command {
 	return &cobra.Command{
 		Use:    "options",

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net/http"
+	"time"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -13,6 +14,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/metadata"
 	"k8s.io/client-go/rest"
 	"oras.land/oras-go/v2/registry/remote/auth"
 
@@ -24,6 +26,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/release/names"
 	"github.com/zarf-dev/zarf-registry/internal/release/settings"
 	"github.com/zarf-dev/zarf-registry/internal/release/state"
+	"github.com/zarf-dev/zarf-registry/internal/status"
 )
 
 // clusterFlags select the release whose registry is used.
@@ -109,6 +112,28 @@ func (f *clusterFlags) begin(cmd *cobra.Command, invalid error) (*registryAccess
 	}
 	c, err := f.connect(cmd.Context())
 	return c, f.progress(cmd.ErrOrStderr()), err
+}
+
+// collectStatus returns the status of the release.
+func (f *clusterFlags) collectStatus(ctx context.Context, config *rest.Config, client kubernetes.Interface) (
+	*status.Report, error) {
+	options, err := f.statusOptions(config, client)
+	if err != nil {
+		return nil, err
+	}
+	return status.Collect(ctx, options)
+}
+
+// statusOptions are those of reports about the release.
+func (f *clusterFlags) statusOptions(config *rest.Config, client kubernetes.Interface) (status.Options, error) {
+	names, err := metadata.NewForConfig(config)
+	if err != nil {
+		return status.Options{}, fmt.Errorf("using the kubeconfig: %w", err)
+	}
+	return status.Options{
+		Namespace: f.namespace, Release: f.release, Name: f.name, Client: client, Metadata: names,
+		Loaded: cluster.NewRegistry(config, client, f.namespace, f.release).Loaded, Now: time.Now,
+	}, nil
 }
 
 // presentCredential reads the push credential each time the registry requests one, so that

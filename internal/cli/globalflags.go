@@ -3,7 +3,6 @@ package cli
 import (
 	"io"
 	"log/slog"
-	"sync"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -66,5 +65,5 @@ func (f *globalFlags) progress(w io.Writer) *slog.Logger {
 			return log
 		}
 	}
-	return slog.New(&progress{mu: &sync.Mutex{}, w: w, level: f.log.Level})
+	return newProgress(w, f.log.Level)
 }

@@ -108,30 +108,6 @@ name of the release replaces the settings of the chart.`,
 	return cmd
 }
 
-// parseJob reads the settings from the arguments of a rendered Job, its command first.
-func parseJob(args []string) (settings.Settings, error) {
-	f := newHookFlags(&globalFlags{})
-	jobs := []*cobra.Command{f.prepare(), f.cleanup()}
-	i := slices.IndexFunc(jobs, func(cmd *cobra.Command) bool { return len(args) > 0 && args[0] == cmd.Name() })
-	if i < 0 {
-		return settings.Settings{}, fmt.Errorf("no Job of the chart has the arguments %q", args)
-	}
-	cmd := jobs[i]
-	f.attach(cmd)
-	if err := cmd.ParseFlags(args[1:]); err != nil {
-		return settings.Settings{}, fmt.Errorf("the chart passes %s an argument that this program does not support: "+
-			"use the chart of the same version: %w", args[0], err)
-	}
-	if err := cmd.ValidateArgs(cmd.Flags().Args()); err != nil {
-		return settings.Settings{}, err
-	}
-	if err := f.validate(cmd.Flags()); err != nil {
-		return settings.Settings{}, exitcode.Refuse("the chart passes %s settings that this program does not support: "+
-			"use the chart of the same version: %w", args[0], err)
-	}
-	return f.settings, nil
-}
-
 // job adds the flags of a Job that needs all settings.
 func (f *hookFlags) job(cmd *cobra.Command) {
 	flags := cmd.Flags()

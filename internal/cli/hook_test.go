@@ -2,6 +2,7 @@ package cli
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"log/slog"
 	"strings"
@@ -14,7 +15,12 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes/fake"
 
+	"github.com/google/go-cmp/cmp"
+
 	"github.com/zarf-dev/zarf-registry/internal/exitcode"
+	"github.com/zarf-dev/zarf-registry/internal/release/nodeimages"
+	"github.com/zarf-dev/zarf-registry/internal/release/settings"
+	"github.com/zarf-dev/zarf-registry/internal/release/state"
 )
 
 func TestAttemptsOfAJobShareItsTime(t *testing.T) {
@@ -61,6 +67,93 @@ func TestAttemptsOfAJobShareItsTime(t *testing.T) {
 					t.Errorf("the cause is %s", why)
 				}
 			})
+		})
+	}
+}
+
+// jobSettings are settings that a Job accepts, with changes.
+func jobSettings(changes ...func(*settings.Settings)) settings.Settings {
+	s := settings.Settings{
+		Namespace: "a", Release: "b", Name: "c", Mode: state.ModeProxy, ModeSource: state.SourceState,
+		Address: "127.0.0.1:31999", Port: 31999, IPFamily: state.IPv4, IPFamilySource: state.SourceDefault,
+		Injector: settings.Injector{Enabled: true, PayloadID: "1", PauseRules: nodeimages.Rules{Digest: "^$", Name: "^$", Own: "^$"}},
+		PKI: settings.PKI{Source: state.SourceValue, PKI: state.PKI{
+			Mode: state.PKIInternal, LeafLifetime: state.Duration(2160 * time.Hour),
+			CALifetime: state.Duration(8760 * time.Hour), ClusterDomain: "example.org",
+		}},
+	}
+	for _, change := range changes {
+		change(&s)
+	}
+	return s
+}
+
+// jobArguments are the arguments of a Job with settings.
+func jobArguments(t *testing.T, step string, s settings.Settings, more ...string) []string {
+	t.Helper()
+	document, err := json.Marshal(s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return append([]string{step, "--settings=" + string(document), "--timeout=4m", "--log-format=json"}, more...)
+}
+
+func TestSettingsOfAJob(t *testing.T) {
+	want := jobSettings(func(s *settings.Settings) {
+		s.NodeConfig = settings.NodeConfig{Directories: []string{"/etc/containerd/certs.d", "/etc/containers"},
+			DirectoriesInUse: []string{"/etc/containers"},
+			RegistriesSecret: "corp", RegistriesKey: "registries.yaml", CA: true, DaemonSets: []string{"a", "b"}}
+		s.Push.Secret = "mine"
+	})
+	got, err := settings.OfJob(jobArguments(t, "prepare", want))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("settings (-want +got):\n%s", diff)
+	}
+	_, err = settings.OfJob(jobArguments(t, "prepare", jobSettings(func(s *settings.Settings) { s.Mode = "boat" })))
+	if !exitcode.IsRefusal(err) || !strings.Contains(err.Error(), `invalid mode "boat"`) {
+		t.Errorf("invalid settings: error is %v, want a refusal", err)
+	}
+	for name, c := range map[string]struct {
+		args []string
+		want string
+	}{
+		"nothing": {nil, "use the chart of the same version"},
+		"an unknown setting": {[]string{"prepare", `--settings={"colour":"red"}`},
+			`use the chart of the same version: decoding settings: json: unknown field "colour"`},
+	} {
+		if _, err := settings.OfJob(c.args); err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%s: error is %v, want one with %q", name, err, c.want)
+		}
+	}
+}
+
+func TestCleanupTakesSettingsOrTheNamesOfTheRelease(t *testing.T) {
+	for name, c := range map[string]struct {
+		args []string
+		want string // of the error; "" is none
+	}{
+		"settings":               {jobArguments(t, "cleanup", jobSettings())[1:], ""},
+		"the defaults":           {nil, ""},
+		"names":                  {[]string{"--namespace=a", "--release=b", "--name=c", "--pod-security-label"}, ""},
+		"an impossible name":     {[]string{"--namespace=A"}, `invalid namespace "A"`},
+		"invalid settings":       {[]string{"--settings={}"}, "invalid --settings: "},
+		"settings and a name":    {[]string{"--settings={}", "--name=c"}, "--settings cannot be combined with --name"},
+		"settings and the label": {[]string{"--settings={}", "--pod-security-label"}, "with --pod-security-label"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := newHookFlags(&globalFlags{})
+			cmd := f.cleanup()
+			f.attach(cmd)
+			err := cmd.ParseFlags(c.args)
+			if err == nil {
+				err = f.validate(cmd.Flags())
+			}
+			if (err == nil) != (c.want == "") || err != nil && !strings.Contains(err.Error(), c.want) {
+				t.Errorf("error is %v, want %q", err, c.want)
+			}
 		})
 	}
 }

@@ -49,6 +49,15 @@ const (
 	storeVariable = "ZARF_REGISTRY_IMAGE_STORE"
 )
 
+// newImages returns the commands about images.
+func newImages(global *globalFlags) *cobra.Command {
+	return group("images", "Push, pull, list, copy and delete images (images push app.tar)",
+		newImagesPush(global), newImagesPull(global), newImagesCopy(global), newImagesList(global),
+		newImagesMissing(global), newImagesDelete(global), newImagesPrune(global), newImagesInventory(global),
+		newImagesVerify(global), newImagesExport(global), newImagesBrowse(global),
+		newImagesStore(global))
+}
+
 // imageFlags are the flags that the images commands share. Each command registers
 // those that it supports.
 type imageFlags struct {

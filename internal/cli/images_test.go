@@ -30,11 +30,8 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/random"
 	"github.com/google/go-containerregistry/pkg/v1/remote"
 	"github.com/sirupsen/logrus"
-	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	kruntime "k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/client-go/kubernetes/fake"
 
+	"github.com/zarf-dev/zarf-registry/internal/exitcode"
 	"github.com/zarf-dev/zarf-registry/test/dockerdaemontest"
 )
 
@@ -541,33 +538,6 @@ func TestImagesComeFromTheDockerEngine(t *testing.T) {
 	}
 }
 
-func TestThePlatformsAreThoseOfTheLinuxNodes(t *testing.T) {
-	node := func(name, system, architecture string) *corev1.Node {
-		n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}
-		n.Status.NodeInfo.OperatingSystem, n.Status.NodeInfo.Architecture = system, architecture
-		return n
-	}
-	for name, c := range map[string]struct {
-		nodes []kruntime.Object
-		want  string
-		fail  string
-	}{
-		"one": {[]kruntime.Object{node("a", "linux", "arm64")}, "linux/arm64", ""},
-		"several": {[]kruntime.Object{node("a", "linux", "arm64"), node("b", "linux", "amd64"),
-			node("c", "linux", "arm64")}, "linux/amd64,linux/arm64", ""},
-		"Windows":    {[]kruntime.Object{node("a", "windows", "amd64"), node("b", "linux", "amd64")}, "linux/amd64", ""},
-		"not up yet": {[]kruntime.Object{node("a", "", "")}, "", "the cluster has no Linux node"},
-		"none":       {nil, "", "the cluster has no Linux node"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			got, err := nodePlatforms(t.Context(), fake.NewClientset(c.nodes...))
-			if got != c.want || (err == nil) != (c.fail == "") || err != nil && err.Error() != c.fail {
-				t.Errorf("platforms %q, %v; want %q, %q", got, err, c.want, c.fail)
-			}
-		})
-	}
-}
-
 // The platforms of the named cluster's nodes are the default. An invalid kubeconfig that is named
 // explicitly is an error.
 func TestThePlatformsOfTheClusterThatIsNamed(t *testing.T) {
@@ -937,6 +907,68 @@ func TestImagesRefuseWhatCannotBeRight(t *testing.T) {
 	for _, path := range []string{"store", "out"} {
 		if _, err := os.Stat(filepath.Join(c.home, path)); err == nil {
 			t.Errorf("what was refused has made %s", path)
+		}
+	}
+}
+
+func TestInvalidRemovalsAreRefused(t *testing.T) {
+	list := filepath.Join(t.TempDir(), "list")
+	if err := os.WriteFile(list, []byte("Bad Name\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	c := newImageCommand(t, nil)
+	for _, tt := range []struct {
+		args []string
+		want string
+	}{
+		{[]string{"prune"}, "no rule selects images"},
+		{[]string{"prune", "--keep-last=-1"}, "must not be negative"},
+		{[]string{"prune", "--older-than=soon"}, "want a duration"},
+		{[]string{"prune", "--match=127.0.0.1:31999/a"}, "--match"},
+		{[]string{"prune", "--untagged", "--keep=A"}, "--keep"},
+		{[]string{"prune", "--untagged", "--keep-list=" + list}, "Bad Name"},
+		{[]string{"prune", "--untagged", "--keep-list=" + list + "x"}, "no such file"},
+		{[]string{"prune", "--untagged", "--output=xml"}, "--output"},
+		{[]string{"prune", "--untagged", "--grace-period=-1h"}, "grace period"},
+		{[]string{"delete"}, "nothing to delete"},
+		{[]string{"delete", "Bad Name"}, "Bad Name"},
+		{[]string{"list", "--untagged", "--from=registry.example.com"}, "cluster's registry only"},
+		{[]string{"list", "--repositories", "app.tar"}, "cluster's registry only"},
+		{[]string{"list", "--repositories", "--untagged"}, "cannot be combined"},
+		{[]string{"inventory"}, "--out is required"},
+		{[]string{"export"}, "--out is required"},
+		{[]string{"pull", "nginx", "--out=app.tar", "--have=" + list + "x"}, "no such file"},
+		{[]string{"pull", "nginx", "--out=app.tar", "--have=" + list}, "not an inventory"},
+		{[]string{"pull", "nginx", "--out=layout", "--have=" + list}, "requires an archive"},
+	} {
+		if said, _ := c.fails(exitcode.Refused, "", tt.args...); !strings.Contains(said, tt.want) {
+			t.Errorf("%q: %s, want %q", tt.args, said, tt.want)
+		}
+	}
+}
+
+func TestInvalidSearchesAreRefused(t *testing.T) {
+	values := filepath.Join(t.TempDir(), "values.yaml")
+	if err := os.WriteFile(values, []byte("image: nginx\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	c := newImageCommand(t, nil)
+	for _, tt := range []struct {
+		args []string
+		want string
+	}{
+		{[]string{values}, values + ": document 1: not a Kubernetes manifest"},
+		{[]string{values + "x"}, "no such file"},
+		{[]string{"-"}, "no Kubernetes manifest in -"},
+		{[]string{"--output=xml"}, "want table, json, yaml or list"},
+		{[]string{"--platform=amd64"}, "--platform"},
+		{[]string{"--prefix=A"}, "prefix"},
+		{[]string{"--namespace=A"}, "amespace"},
+		{[]string{"-", "--exclude-namespace=a"}, "--exclude-namespace applies to the cluster's workloads"},
+	} {
+		said, out := c.fails(exitcode.Refused, "", append([]string{"missing"}, tt.args...)...)
+		if !strings.Contains(said, tt.want) || out != "" {
+			t.Errorf("%q: %s, want %q", tt.args, said, tt.want)
 		}
 	}
 }

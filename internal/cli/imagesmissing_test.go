@@ -21,7 +21,6 @@ import (
 	clienttesting "k8s.io/client-go/testing"
 
 	"github.com/zarf-dev/zarf-registry/internal/api/catalog"
-	"github.com/zarf-dev/zarf-registry/internal/exitcode"
 	"github.com/zarf-dev/zarf-registry/internal/images/graph"
 	"github.com/zarf-dev/zarf-registry/internal/images/name"
 	"github.com/zarf-dev/zarf-registry/internal/images/workloads"
@@ -256,31 +255,5 @@ func TestPlatformsOfNodesMayBeUnknown(t *testing.T) {
 	})
 	if p, err := platformsOfNodes(t.Context(), c, log); err != nil || p != nil || !strings.Contains(logged.String(), "forbidden") {
 		t.Errorf("%s, error %v, log %s", p, err, &logged)
-	}
-}
-
-func TestInvalidSearchesAreRefused(t *testing.T) {
-	values := filepath.Join(t.TempDir(), "values.yaml")
-	if err := os.WriteFile(values, []byte("image: nginx\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	c := newImageCommand(t, nil)
-	for _, tt := range []struct {
-		args []string
-		want string
-	}{
-		{[]string{values}, values + ": document 1: not a Kubernetes manifest"},
-		{[]string{values + "x"}, "no such file"},
-		{[]string{"-"}, "no Kubernetes manifest in -"},
-		{[]string{"--output=xml"}, "want table, json, yaml or list"},
-		{[]string{"--platform=amd64"}, "--platform"},
-		{[]string{"--prefix=A"}, "prefix"},
-		{[]string{"--namespace=A"}, "amespace"},
-		{[]string{"-", "--exclude-namespace=a"}, "--exclude-namespace applies to the cluster's workloads"},
-	} {
-		said, out := c.fails(exitcode.Refused, "", append([]string{"missing"}, tt.args...)...)
-		if !strings.Contains(said, tt.want) || out != "" {
-			t.Errorf("%q: %s, want %q", tt.args, said, tt.want)
-		}
 	}
 }

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"encoding/json"
 	"io"
-	"log/slog"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -14,13 +13,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/opencontainers/go-digest"
-
-	"github.com/zarf-dev/zarf-registry/internal/api/catalog"
-	"github.com/zarf-dev/zarf-registry/internal/api/scrub"
 	"github.com/zarf-dev/zarf-registry/internal/exitcode"
-	"github.com/zarf-dev/zarf-registry/internal/images"
-	"github.com/zarf-dev/zarf-registry/internal/release"
 )
 
 // One of three images cannot be pulled: pull, copy and push complete the others, name it and fail.
@@ -97,22 +90,6 @@ func TestOneBadImageStopsNoOther(t *testing.T) {
 	}
 }
 
-// What cannot be read is named, and does not keep the rest from being exported.
-func TestExportedImages(t *testing.T) {
-	d := digest.FromString
-	content := &catalog.Catalog{Manifests: []*catalog.Manifest{
-		{Repository: "app", Digest: d("index"), Tags: []string{"1", "2"}, Needs: []digest.Digest{d("member"), d("damaged")}},
-		{Repository: "app", Digest: d("member")},
-		{Repository: "app", Digest: d("damaged"), Problem: "does not match its digest"},
-		{Repository: "app", Digest: d("gone"), Tags: []string{"old"}, Problem: "is empty"},
-		{Repository: "zarf-registry/registry", Digest: d("own"), Problem: "is empty"},
-	}}
-	refs, err := exported(content, "127.0.0.1:31999")
-	same(t, "references", strings.Join(refs, " "), "127.0.0.1:31999/app:1 127.0.0.1:31999/app:2")
-	same(t, "error", err.Error(), "manifest 127.0.0.1:31999/app@"+d("damaged").String()+
-		": does not match its digest: push its image again\nmanifest 127.0.0.1:31999/app:old: is empty: push its image again")
-}
-
 // Claim: Names and messages from registries and archives do not reach a terminal with control characters.
 func TestNothingControlsTheTerminal(t *testing.T) {
 	const evil = "\x1b]52;c;ZXZpbA==\x07\u009b31m\u202e"
@@ -156,63 +133,6 @@ func TestNothingControlsTheTerminal(t *testing.T) {
 		}
 		if len(args) == 4 && args[3] == "json" && !json.Valid([]byte(out)) {
 			t.Errorf("it is not JSON any more: %s", out)
-		}
-	}
-}
-
-// What comes from a registry controls the terminal in no row of any command.
-func TestRowsDoNotControlTheTerminal(t *testing.T) {
-	const evil = "e\x1b]52;c;ZXZpbA==\x07\u009b31m\u202e"
-	facts := &storedFacts{Problem: evil + "\nFAKE"}
-	problem := `{"problem":{"kind":"damaged","digest":"\u001b","images":[{"repository":"\u009b","tag":"\u202e"}]}}` +
-		"\n" + `{"result":{"problems":1}}` + "\n"
-	removed := `{"removed":{"repository":"\u009b","digest":"\u001b"}}` + "\n" + `{"result":{}}` + "\n"
-	answering := func(answer string) (http.RoundTripper, release.PushAccess) {
-		return newTLSServer(t, func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, answer) }),
-			release.PushAccess{ServerName: "r", Username: "me", Password: "secret"}
-	}
-	for name, write := range map[string]func(io.Writer) error{
-		"list": func(w io.Writer) error {
-			return render(w, formatTable, []listed{{Reference: evil + "\nFAKE", storedFacts: facts}}, printStored, nil)
-		},
-		"list --repositories": func(w io.Writer) error {
-			return render(w, formatTable, []listedRepository{{Repository: evil, storedFacts: facts}}, printRepositories, nil)
-		},
-		"missing": func(w io.Writer) error {
-			return render(w, formatTable, &missingReport{Images: []neededImage{{Reference: evil, Problem: facts.Problem,
-				NeededBy: []string{evil}}}}, printMissing, nil)
-		},
-		"missing --output list": func(w io.Writer) error {
-			return render(w, "list", &missingReport{Images: []neededImage{{Origin: evil, NeededBy: []string{evil}}}},
-				printMissingList, nil)
-		},
-		"prune": func(w io.Writer) error {
-			return render(w, formatTable, &removal{Images: []removedImage{{References: []string{evil + "\nFAKE"}}},
-				Untagged: []string{evil}}, (&removalFlags{}).print, nil)
-		},
-		"pull": func(w io.Writer) error {
-			return render(w, formatTable, []images.Result{{Reference: evil}}, printReferences, nil)
-		},
-		"verify": func(w io.Writer) error {
-			transport, access := answering(problem)
-			f := verifyFlags{request: scrub.Request{Rate: 1000}, output: formatTable}
-			_ = f.verify(t.Context(), transport, access, w, slog.New(slog.DiscardHandler))
-			return nil
-		},
-		"garbage-collect": func(w io.Writer) error {
-			transport, access := answering(removed)
-			f := collectFlags{output: formatTable}
-			_ = f.collect(t.Context(), transport, access, w, slog.New(slog.DiscardHandler))
-			return nil
-		},
-	} {
-		var out bytes.Buffer
-		if err := write(&out); err != nil {
-			t.Errorf("%s: %v", name, err)
-		}
-		if text := out.String(); strings.ContainsAny(text, "\x1b\x07\u009b\u202e") || strings.Contains(text, "\nFAKE") ||
-			!strings.Contains(text, `\u001b`) {
-			t.Errorf("%s prints %q", name, text)
 		}
 	}
 }

@@ -5,8 +5,6 @@ import (
 	"fmt"
 	"log/slog"
 	"net/http"
-	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -19,7 +17,6 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/api/catalog"
 	"github.com/zarf-dev/zarf-registry/internal/api/deletion"
 	"github.com/zarf-dev/zarf-registry/internal/api/gc"
-	"github.com/zarf-dev/zarf-registry/internal/exitcode"
 	"github.com/zarf-dev/zarf-registry/internal/images/name"
 	"github.com/zarf-dev/zarf-registry/internal/images/workloads"
 	"github.com/zarf-dev/zarf-registry/internal/release"
@@ -129,42 +126,6 @@ func TestRemovalIsPrinted(t *testing.T) {
 			if !strings.Contains(out, want) {
 				t.Errorf("it lacks %q:\n%s", want, out)
 			}
-		}
-	}
-}
-
-func TestInvalidRemovalsAreRefused(t *testing.T) {
-	list := filepath.Join(t.TempDir(), "list")
-	if err := os.WriteFile(list, []byte("Bad Name\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	c := newImageCommand(t, nil)
-	for _, tt := range []struct {
-		args []string
-		want string
-	}{
-		{[]string{"prune"}, "no rule selects images"},
-		{[]string{"prune", "--keep-last=-1"}, "must not be negative"},
-		{[]string{"prune", "--older-than=soon"}, "want a duration"},
-		{[]string{"prune", "--match=127.0.0.1:31999/a"}, "--match"},
-		{[]string{"prune", "--untagged", "--keep=A"}, "--keep"},
-		{[]string{"prune", "--untagged", "--keep-list=" + list}, "Bad Name"},
-		{[]string{"prune", "--untagged", "--keep-list=" + list + "x"}, "no such file"},
-		{[]string{"prune", "--untagged", "--output=xml"}, "--output"},
-		{[]string{"prune", "--untagged", "--grace-period=-1h"}, "grace period"},
-		{[]string{"delete"}, "nothing to delete"},
-		{[]string{"delete", "Bad Name"}, "Bad Name"},
-		{[]string{"list", "--untagged", "--from=registry.example.com"}, "cluster's registry only"},
-		{[]string{"list", "--repositories", "app.tar"}, "cluster's registry only"},
-		{[]string{"list", "--repositories", "--untagged"}, "cannot be combined"},
-		{[]string{"inventory"}, "--out is required"},
-		{[]string{"export"}, "--out is required"},
-		{[]string{"pull", "nginx", "--out=app.tar", "--have=" + list + "x"}, "no such file"},
-		{[]string{"pull", "nginx", "--out=app.tar", "--have=" + list}, "not an inventory"},
-		{[]string{"pull", "nginx", "--out=layout", "--have=" + list}, "requires an archive"},
-	} {
-		if said, _ := c.fails(exitcode.Refused, "", tt.args...); !strings.Contains(said, tt.want) {
-			t.Errorf("%q: %s, want %q", tt.args, said, tt.want)
 		}
 	}
 }

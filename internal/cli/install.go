@@ -173,7 +173,7 @@ func (f *chartFlags) installer(cmd *cobra.Command) (*install.Installer, error) {
 		},
 		Helm:   helm,
 		Client: client,
-		Parse:  parseJob,
+		Parse:  settings.OfJob,
 		NewHook: func(ctx context.Context, s settings.Settings, nodeConfig map[string][]byte) (install.Hook, error) {
 			h, err := newHook(ctx, s, connection{config: config, client: client}, log)
 			if err != nil {

@@ -3,46 +3,11 @@ package cli
 import (
 	"encoding/base64"
 	"fmt"
-	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 
 	"oras.land/oras-go/v2/registry/remote/auth"
 )
-
-// loginHome is a home without any credential but those that files hold, by their
-// path in it.
-func loginHome(t *testing.T, files map[string]string) string {
-	t.Helper()
-	home := t.TempDir()
-	t.Setenv("HOME", home)
-	for _, name := range []string{"REGISTRY_AUTH_FILE", "DOCKER_CONFIG", "XDG_CONFIG_HOME"} {
-		t.Setenv(name, "")
-	}
-	t.Setenv("XDG_RUNTIME_DIR", filepath.Join(home, "run"))
-	for name, text := range files {
-		path := filepath.Join(home, filepath.FromSlash(name))
-		if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
-	}
-	return home
-}
-
-// helperProgram puts a credential helper of the given name before all programs.
-func helperProgram(t *testing.T, name, script string) {
-	t.Helper()
-	dir := t.TempDir()
-	if err := os.WriteFile(filepath.Join(dir, "docker-credential-"+name), []byte("#!/bin/sh\n"+script+"\n"),
-		0o700); err != nil {
-		t.Fatal(err)
-	}
-	t.Setenv("PATH", dir+string(os.PathListSeparator)+os.Getenv("PATH"))
-}
 
 // loggedIn is what docker login writes for a host without a credential helper.
 func loggedIn(host, user, password string) string {

@@ -22,6 +22,11 @@ type progress struct {
 	attrs []slog.Attr
 }
 
+// newProgress returns a logger that writes readable lines of at least a level.
+func newProgress(w io.Writer, level slog.Level) *slog.Logger {
+	return slog.New(&progress{mu: &sync.Mutex{}, w: w, level: level})
+}
+
 // Enabled implements slog.Handler.
 func (p *progress) Enabled(_ context.Context, level slog.Level) bool { return level >= p.level }
 

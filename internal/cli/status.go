@@ -1,18 +1,13 @@
 package cli
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"io"
 	"strings"
 	"text/tabwriter"
-	"time"
 
 	"github.com/spf13/cobra"
-	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/metadata"
-	"k8s.io/client-go/rest"
 
 	"github.com/zarf-dev/zarf-registry/internal/cluster"
 	"github.com/zarf-dev/zarf-registry/internal/exitcode"
@@ -61,27 +56,6 @@ func (f *statusFlags) run(cmd *cobra.Command) error {
 		return err
 	}
 	return render(cmd.OutOrStdout(), f.output, report, printStatus, report.Next)
-}
-
-// collectStatus returns the status of the release.
-func (f *clusterFlags) collectStatus(ctx context.Context, config *rest.Config, client kubernetes.Interface) (
-	*status.Report, error) {
-	options, err := f.statusOptions(config, client)
-	if err != nil {
-		return nil, err
-	}
-	return status.Collect(ctx, options)
-}
-
-func (f *clusterFlags) statusOptions(config *rest.Config, client kubernetes.Interface) (status.Options, error) {
-	names, err := metadata.NewForConfig(config)
-	if err != nil {
-		return status.Options{}, fmt.Errorf("using the kubeconfig: %w", err)
-	}
-	return status.Options{
-		Namespace: f.namespace, Release: f.release, Name: f.name, Client: client, Metadata: names,
-		Loaded: cluster.NewRegistry(config, client, f.namespace, f.release).Loaded, Now: time.Now,
-	}, nil
 }
 
 // printStatus writes the report as text.

@@ -7,6 +7,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/zarf-dev/zarf-registry/internal/install"
+	"github.com/zarf-dev/zarf-registry/internal/release/settings"
 )
 
 func newUninstall(global *globalFlags) *cobra.Command {
@@ -45,14 +46,14 @@ func (f *hookFlags) uninstall(cmd *cobra.Command) error {
 	}
 	found, err := install.Uninstall(ctx, helm, f.settings.Release, f.timeout,
 		func(ctx context.Context, args []string) error {
-			settings, err := f.settings, error(nil)
+			of, err := f.settings, error(nil)
 			if args != nil {
-				settings, err = parseJob(args)
+				of, err = settings.OfJob(args)
 			}
 			if err != nil {
 				return err
 			}
-			h, err := newHook(ctx, settings, c, log)
+			h, err := newHook(ctx, of, c, log)
 			if err != nil {
 				return err
 			}

@@ -19,6 +19,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/util/validation"
 
+	"github.com/zarf-dev/zarf-registry/internal/exitcode"
 	"github.com/zarf-dev/zarf-registry/internal/release/nodeimages"
 	"github.com/zarf-dev/zarf-registry/internal/release/state"
 )
@@ -261,6 +262,22 @@ func Parse(document []byte) (Settings, error) {
 		return Settings{}, errors.New("decoding settings: trailing data after the JSON object")
 	}
 	return s, s.Validate()
+}
+
+// OfJob reads the settings from the arguments of a rendered Job, its command first.
+func OfJob(args []string) (Settings, error) {
+	const advice = "use the chart of the same version"
+	for _, arg := range args {
+		if document, found := strings.CutPrefix(arg, "--settings="); found {
+			s, err := Parse([]byte(document))
+			if err != nil {
+				return Settings{}, exitcode.Refuse("the chart passes %s settings that this program does not support: %s: %w",
+					args[0], advice, err)
+			}
+			return s, nil
+		}
+	}
+	return Settings{}, exitcode.Refuse("the chart passes its Job no settings, but %q: %s", args, advice)
 }
 
 var sha256Sum = regexp.MustCompile(`^[0-9a-f]{64}$`)
