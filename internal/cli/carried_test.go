@@ -73,7 +73,7 @@ func runCarried(t *testing.T, values map[string]any) (settings.Settings, []strin
 	return result.Settings, phases
 }
 
-// prepare would refuse the chart otherwise.
+// Prepare would refuse the chart otherwise.
 func TestTheCarriedChartHasTheDigestsOfTheCarriedPrograms(t *testing.T) {
 	carried, err := install.LoadChart("")
 	if err != nil {

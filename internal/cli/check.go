@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"github.com/zarf-dev/zarf-registry/internal/cli/cmdflags"
 	"github.com/zarf-dev/zarf-registry/internal/cluster"
 	"github.com/zarf-dev/zarf-registry/internal/exitcode"
 	"github.com/zarf-dev/zarf-registry/internal/net/tlsfiles"
@@ -20,7 +21,7 @@ import (
 )
 
 func newCheck() *cobra.Command {
-	return group("check", "Test the registry from a pod, as its clients use it (run by helm test)",
+	return cmdflags.Group("check", "Test the registry from a pod, as its clients use it (run by helm test)",
 		(&checkFlags{}).tls(), (&checkFlags{}).push())
 }
 
@@ -88,7 +89,7 @@ func (f *checkFlags) common(flags *pflag.FlagSet) {
 	_ = cobra.MarkFlagRequired(flags, "registry") // fails only for an unknown flag
 }
 
-// target reads certificates and credentials. A mounted Secret is replaced atomically, so the
+// Target reads certificates and credentials. A mounted Secret is replaced atomically, so the
 // files of one read match.
 func (f *checkFlags) target() (probe.Target, error) {
 	t := probe.Target{Registry: f.registry, Plain: f.plain, AnonymousPull: f.anonymousPull,
@@ -113,7 +114,7 @@ func (f *checkFlags) target() (probe.Target, error) {
 	return t, nil
 }
 
-// run prints a line for each step. The error repeats the failed steps, because it becomes the
+// Run prints a line for each step. The error repeats the failed steps, because it becomes the
 // pod's termination message.
 func (f *checkFlags) run(cmd *cobra.Command, do func(context.Context, probe.Target, func(probe.Check)) error) error {
 	if f.timeout <= 0 {

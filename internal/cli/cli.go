@@ -17,6 +17,11 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/zarf-dev/zarf-registry/internal/cli/certs"
+	"github.com/zarf-dev/zarf-registry/internal/cli/cmdflags"
+	"github.com/zarf-dev/zarf-registry/internal/cli/hook"
+	"github.com/zarf-dev/zarf-registry/internal/cli/images"
+	"github.com/zarf-dev/zarf-registry/internal/cli/render"
 	"github.com/zarf-dev/zarf-registry/internal/cluster"
 	"github.com/zarf-dev/zarf-registry/internal/exitcode"
 	"github.com/zarf-dev/zarf-registry/internal/install"
@@ -66,7 +71,7 @@ func execute(ctx context.Context, root *cobra.Command, stderr io.Writer) int {
 	began := false
 	noteBegin(root, &began)
 	if err := root.ExecuteContext(ctx); err != nil {
-		if _, printed := errors.AsType[*silent](err); printed {
+		if _, printed := errors.AsType[*render.Silent](err); printed {
 			return exitcode.Failed
 		}
 		fmt.Fprintln(stderr, logging.Printable(fmt.Sprintf("Error: %v", err)))
@@ -97,16 +102,16 @@ func noteBegin(cmd *cobra.Command, began *bool) {
 
 // New returns the command tree. Results go to stdout, logs and progress to stderr.
 func New(stdout, stderr io.Writer) *cobra.Command {
-	global := &globalFlags{}
+	global := &cmdflags.Global{}
 	root := &cobra.Command{
 		Use:               programName,
 		Short:             "An image registry inside a Kubernetes cluster, which all nodes can pull from",
 		Version:           version.Version,
 		SilenceUsage:      true,
 		SilenceErrors:     true,
-		PersistentPreRunE: func(*cobra.Command, []string) error { return global.validateLog() },
+		PersistentPreRunE: func(*cobra.Command, []string) error { return global.ValidateLog() },
 	}
-	global.attach(root)
+	global.Attach(root)
 	root.SetOut(stdout)
 	root.SetErr(stderr)
 	root.SetUsageTemplate(usage)
@@ -116,9 +121,9 @@ func New(stdout, stderr io.Writer) *cobra.Command {
 		commands []*cobra.Command
 	}{
 		{"Set up:", []*cobra.Command{newInstall(global), newUninstall(global)}},
-		{"Images:", []*cobra.Command{newImages(global), newGarbageCollect(global)}},
-		{"Check and fix:", []*cobra.Command{newStatus(global), newHeal(global), newCerts(global), newCredentials(global),
-			newSupportBundle(global)}},
+		{"Images:", []*cobra.Command{images.New(global), images.NewGarbageCollect(global)}},
+		{"Check and fix:", []*cobra.Command{newStatus(global), newHeal(global), certs.New(global),
+			certs.NewCredentials(global), newSupportBundle(global)}},
 		{otherCommands, []*cobra.Command{newVersion()}},
 	} {
 		root.AddGroup(&cobra.Group{ID: g.title, Title: g.title})
@@ -132,8 +137,8 @@ func New(stdout, stderr io.Writer) *cobra.Command {
 	root.SetCompletionCommandGroupID(otherCommands)
 	// The chart runs these.
 	for _, cmd := range []*cobra.Command{
-		newHookFlags(global).prepare(), newHookFlags(global).rollback(), newHookFlags(global).finish(),
-		newHookFlags(global).cleanup(), newCheck(),
+		hook.NewFlags(global).Prepare(), hook.NewFlags(global).Rollback(), hook.NewFlags(global).Finish(),
+		hook.NewFlags(global).Cleanup(), newCheck(),
 	} {
 		cmd.Hidden = true
 		root.AddCommand(cmd)

@@ -13,7 +13,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/version"
 )
 
-// run runs a command line on a machine without a cluster.
+// Run runs a command line on a machine without a cluster.
 func run(t *testing.T, args ...string) (code int, stdout, stderr string) {
 	t.Helper()
 	// Not empty: the developer's own ~/.kube/config would be used.

@@ -10,6 +10,8 @@ import (
 	"github.com/spf13/cobra"
 	"k8s.io/client-go/rest"
 
+	"github.com/zarf-dev/zarf-registry/internal/cli/cmdflags"
+	"github.com/zarf-dev/zarf-registry/internal/cli/render"
 	"github.com/zarf-dev/zarf-registry/internal/cluster"
 	"github.com/zarf-dev/zarf-registry/internal/exitcode"
 	"github.com/zarf-dev/zarf-registry/internal/node/heal"
@@ -17,13 +19,13 @@ import (
 
 // healFlags are the flags of heal.
 type healFlags struct {
-	cluster clusterFlags
+	cluster cmdflags.Cluster
 	dryRun  bool
 	output  string
 }
 
-func newHeal(global *globalFlags) *cobra.Command {
-	f := &healFlags{cluster: clusterFlags{globalFlags: global}}
+func newHeal(global *cmdflags.Global) *cobra.Command {
+	f := &healFlags{cluster: cmdflags.Cluster{Global: global}}
 	cmd := &cobra.Command{
 		Use:   "heal",
 		Short: "Correct pods whose node lacks their image",
@@ -41,9 +43,9 @@ command line is invalid.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return f.run(cmd) },
 	}
-	f.cluster.register(cmd.Flags())
+	f.cluster.Register(cmd.Flags())
 	cmd.Flags().BoolVar(&f.dryRun, "dry-run", false, "only print what would be changed")
-	outputFlag(cmd, &f.output)
+	cmdflags.AddOutput(cmd, &f.output)
 	return cmd
 }
 
@@ -54,10 +56,10 @@ type healed struct {
 }
 
 func (f *healFlags) run(cmd *cobra.Command) error {
-	if err := errors.Join(f.cluster.validate(), validOutput(f.output)); err != nil {
+	if err := errors.Join(f.cluster.Validate(), cmdflags.ValidOutput(f.output)); err != nil {
 		return &exitcode.Refusal{Err: err}
 	}
-	config, _, err := cluster.Connect(f.cluster.access)
+	config, _, err := cluster.Connect(f.cluster.Access)
 	if err != nil {
 		return err
 	}
@@ -65,7 +67,7 @@ func (f *healFlags) run(cmd *cobra.Command) error {
 	if err != nil {
 		return fmt.Errorf("using the kubeconfig: %w", err)
 	}
-	client.Namespace, client.Release = f.cluster.namespace, f.cluster.release
+	client.Namespace, client.Release = f.cluster.Namespace, f.cluster.Release
 	return f.heal(cmd.Context(), client, cmd.OutOrStdout())
 }
 
@@ -84,7 +86,7 @@ func healClient(config *rest.Config) (*heal.Client, error) {
 
 // heal prints what was done, also if it fails half-way.
 func (f *healFlags) heal(ctx context.Context, client *heal.Client, stdout io.Writer) error {
-	rules, err := client.Rules(ctx, f.cluster.name)
+	rules, err := client.Rules(ctx, f.cluster.Name)
 	if err != nil {
 		return err
 	}
@@ -98,7 +100,7 @@ func (f *healFlags) heal(ctx context.Context, client *heal.Client, stdout io.Wri
 	if failed != nil && len(pods) == 0 {
 		return failed
 	}
-	err = render(stdout, f.output, healed{DryRun: f.dryRun, Pods: pods}, printHealed, left)
+	err = render.Report(stdout, f.output, healed{DryRun: f.dryRun, Pods: pods}, printHealed, left)
 	if failed != nil {
 		return failed
 	}

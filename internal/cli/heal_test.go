@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/zarf-dev/zarf-registry/internal/cli/render"
 	"k8s.io/client-go/rest"
 )
 
@@ -25,7 +26,7 @@ func healAt(t *testing.T, flags healFlags, api http.HandlerFunc) (stdout string,
 		t.Fatal(err)
 	}
 	client.Namespace, client.Release = "zarf", "zarf-registry"
-	flags.cluster.name = "zarf-registry"
+	flags.cluster.Name = "zarf-registry"
 	var out bytes.Buffer
 	err = flags.heal(t.Context(), client, &out)
 	return out.String(), err
@@ -88,7 +89,7 @@ func TestHeal(t *testing.T) {
 			if (err != nil) != (c.err != "") || err != nil && !strings.Contains(err.Error(), c.err) {
 				t.Errorf("%v, want %q", err, c.err)
 			}
-			if errors.As(err, new(*silent)) != c.silent {
+			if errors.As(err, new(*render.Silent)) != c.silent {
 				t.Errorf("%v is explained by the output: %t", err, !c.silent)
 			}
 			if !strings.Contains(out, c.out) || patches != c.patches {

@@ -31,6 +31,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/remote"
 	"github.com/sirupsen/logrus"
 
+	"github.com/zarf-dev/zarf-registry/internal/cli/clitest"
 	"github.com/zarf-dev/zarf-registry/internal/exitcode"
 	"github.com/zarf-dev/zarf-registry/test/dockerdaemontest"
 )
@@ -44,7 +45,7 @@ type imageCommand struct {
 
 func newImageCommand(t *testing.T, logins map[string]string) *imageCommand {
 	t.Helper()
-	home := loginHome(t, logins)
+	home := clitest.LoginHome(t, logins)
 	t.Setenv("KUBECONFIG", filepath.Join(home, "none")) // not empty: the developer's own would be used
 	t.Setenv("KUBERNETES_SERVICE_HOST", "")
 	t.Setenv("ZARF_REGISTRY_IMAGE_STORE", filepath.Join(home, "store"))
@@ -62,7 +63,7 @@ func (c *imageCommand) context(ctx context.Context, stdin string, args ...string
 	return code, out.String(), errOut.String()
 }
 
-// run runs what must succeed, and returns what it printed.
+// Run runs what must succeed, and returns what it printed.
 func (c *imageCommand) run(args ...string) string {
 	c.t.Helper()
 	return c.pipe("", args...)
@@ -255,7 +256,7 @@ func TestImagesGoFromRegistryToArchiveToRegistry(t *testing.T) {
 		t.Fatal(err)
 	}
 	out := c.run("pull", "-f", list, from.host()+"/team/single:2", "--out", archive, "--plain-http", "--platform", "all")
-	same(t, "pull prints", out, from.host()+"/team/single:2\n"+from.host()+"/team/multi:1\n")
+	clitest.Same(t, "pull prints", out, from.host()+"/team/single:2\n"+from.host()+"/team/multi:1\n")
 
 	to := newTestRegistry(t, true, "robot", "a long secret")
 	push := []string{"push", archive, "--to", to.host(), "--prefix", "mirror", "--ca-file", to.caFile(t), "--username",
@@ -293,9 +294,9 @@ func TestZarfTags(t *testing.T) {
 		{"push", archive, "--reference", name},
 		{"copy", from.host() + "/team/app:1", "--reference", name, "--from-plain-http"},
 	} {
-		same(t, args[0]+" prints", c.run(append(args, "--to", to.host(), "--plain-http", "--zarf-tags")...), pushed)
+		clitest.Same(t, args[0]+" prints", c.run(append(args, "--to", to.host(), "--plain-http", "--zarf-tags")...), pushed)
 	}
-	same(t, "the additional tag", to.has(t, "team/app:1-zarf-2854962264"), digest)
+	clitest.Same(t, "the additional tag", to.has(t, "team/app:1-zarf-2854962264"), digest)
 }
 
 func TestResultsAsJSON(t *testing.T) {
@@ -396,7 +397,7 @@ func TestThePlatformIsThisMachinesWhereThereIsNoCluster(t *testing.T) {
 
 func TestCredentialsComeFromWhereUsersLoggedIn(t *testing.T) {
 	from := newTestRegistry(t, true, "robot", "from a keychain")
-	helperProgram(t, "fake", `read host; test "$host" = `+from.host()+
+	clitest.HelperProgram(t, "fake", `read host; test "$host" = `+from.host()+
 		` && echo '{"ServerURL":"'$host'","Username":"robot","Secret":"from a keychain"}'`)
 	c := newImageCommand(t, map[string]string{".docker/config.json": `{"credHelpers":{"` + from.host() + `":"fake"}}`})
 	from.put(t, "app:1", runtime.GOARCH)
@@ -501,14 +502,14 @@ func TestImagesComeFromTheDockerEngine(t *testing.T) {
 	engine.ListenUnix(t)
 	t.Setenv("TMPDIR", t.TempDir()) // where the engine has no socket
 	to := newTestRegistry(t, false, "", "")
-	same(t, "push prints", c.run("push", "docker-daemon:team/app:1", "docker-daemon:other:2", "--to", to.host(),
+	clitest.Same(t, "push prints", c.run("push", "docker-daemon:team/app:1", "docker-daemon:other:2", "--to", to.host(),
 		"--plain-http"),
 		to.host()+"/team/app:1\n"+to.host()+"/library/other:2\n")
 	pushed := to.has(t, "team/app:1")
 
-	same(t, "push prints", c.run("push", "docker-daemon:team/app:1", "--to", to.host(), "--plain-http", "--reference",
+	clitest.Same(t, "push prints", c.run("push", "docker-daemon:team/app:1", "--to", to.host(), "--plain-http", "--reference",
 		"a.example/renamed:3"), to.host()+"/renamed:3\n")
-	same(t, "copy prints", c.run("copy", "docker-daemon:team/app:1", "--to", to.host(), "--plain-http", "--prefix",
+	clitest.Same(t, "copy prints", c.run("copy", "docker-daemon:team/app:1", "--to", to.host(), "--plain-http", "--prefix",
 		"copied"), to.host()+"/copied/team/app:1\n")
 	for _, ref := range []string{"renamed:3", "copied/team/app:1"} {
 		if got := to.has(t, ref); got != pushed {
@@ -516,7 +517,7 @@ func TestImagesComeFromTheDockerEngine(t *testing.T) {
 		}
 	}
 	archive := filepath.Join(c.home, "app.tar")
-	same(t, "pull prints", c.run("pull", "docker-daemon:team/app:1", "--out", archive), "docker.io/team/app:1\n")
+	clitest.Same(t, "pull prints", c.run("pull", "docker-daemon:team/app:1", "--out", archive), "docker.io/team/app:1\n")
 	for _, source := range []string{archive, "docker-daemon:team/app:1"} {
 		if out := c.run("list", source); !strings.Contains(out, "docker.io/team/app:1") || !strings.Contains(out, pushed) ||
 			strings.Contains(out, "other") {
@@ -529,7 +530,7 @@ func TestImagesComeFromTheDockerEngine(t *testing.T) {
 	}
 	message, out := c.fails(1, "", "push", "docker-daemon:absent:1", "docker-daemon:team/app:1", "--to", to.host(),
 		"--plain-http", "--prefix", "beside")
-	same(t, "push beside one that the engine does not have prints", out, to.host()+"/beside/team/app:1\n")
+	clitest.Same(t, "push beside one that the engine does not have prints", out, to.host()+"/beside/team/app:1\n")
 	if !strings.Contains(message, "not found: absent:1") || strings.Contains(message, "did not send it") {
 		t.Errorf("it says %s", message)
 	}
@@ -595,7 +596,7 @@ func TestListShowsWhatIsThere(t *testing.T) {
 	from := []string{"list", "--from", reg.host(), "--ca-file", reg.caFile(t), "--username", "robot", "--password-stdin"}
 	sizes := regexp.MustCompile(`[0-9.]+ kB`)
 	text := sizes.ReplaceAllString(c.pipe("secret", from...), "SIZE")
-	same(t, "list", strings.Join(strings.Fields(text), " "), strings.Join([]string{
+	clitest.Same(t, "list", strings.Join(strings.Fields(text), " "), strings.Join([]string{
 		"REFERENCE DIGEST PLATFORMS SIZE",
 		reg.host() + "/team/multi:1", index, "linux/amd64,linux/arm64 SIZE",
 		reg.host() + "/team/single:2", single, "linux/amd64 SIZE",
@@ -603,7 +604,7 @@ func TestListShowsWhatIsThere(t *testing.T) {
 	bytes := regexp.MustCompile(`"size": [0-9]{4,5}`)
 	out := golden(t, c.pipe("secret", append(from, "--output", "json")...), reg.host(), "HOST", index, "sha256:INDEX",
 		single, "sha256:SINGLE")
-	same(t, "list --output json", bytes.ReplaceAllString(out, `"size": 1`), `[
+	clitest.Same(t, "list --output json", bytes.ReplaceAllString(out, `"size": 1`), `[
   {
     "reference": "HOST/team/multi:1",
     "digest": "sha256:INDEX",
@@ -628,7 +629,7 @@ func TestListShowsWhatIsThere(t *testing.T) {
 
 	out = golden(t, c.run("list", archive, "--output", "json"), reg.host(), "HOST", single, "sha256:SINGLE", archive,
 		"ARCHIVE")
-	same(t, "list of a source", bytes.ReplaceAllString(out, `"size": 1`), `[
+	clitest.Same(t, "list of a source", bytes.ReplaceAllString(out, `"size": 1`), `[
   {
     "source": "ARCHIVE",
     "reference": "HOST/team/single:2",
@@ -655,9 +656,9 @@ func TestListShowsWhatIsThere(t *testing.T) {
 		t.Errorf("list of two sources prints\n%s", text)
 	}
 
-	same(t, "list of an empty registry", c.run("list", "--plain-http", "--output", "json", "--from",
+	clitest.Same(t, "list of an empty registry", c.run("list", "--plain-http", "--output", "json", "--from",
 		newTestRegistry(t, false, "", "").host()), "[]\n")
-	same(t, "list of an empty registry", c.run("list", "--plain-http", "--from", newTestRegistry(t, false, "", "").host()),
+	clitest.Same(t, "list of an empty registry", c.run("list", "--plain-http", "--from", newTestRegistry(t, false, "", "").host()),
 		"REFERENCE  DIGEST  PLATFORMS  SIZE\n")
 }
 
@@ -703,7 +704,7 @@ func TestTheCacheIsLookedAfter(t *testing.T) {
 		!strings.HasSuffix(out, "left                           0 B\n") {
 		t.Errorf("prune --size prints\n%s", out)
 	}
-	same(t, "prune --output json", c.run("store", "prune", "--output", "json"), `{
+	clitest.Same(t, "prune --output json", c.run("store", "prune", "--output", "json"), `{
   "blobs": 0,
   "bytes": 0,
   "partialDownloads": 0,
@@ -898,7 +899,7 @@ func TestImagesRefuseWhatCannotBeRight(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			c.t = t
 			message, printed := c.fails(3, "", tc.args...)
-			same(t, "the error", message, "Error: "+tc.want+"\n")
+			clitest.Same(t, "the error", message, "Error: "+tc.want+"\n")
 			if printed != "" {
 				t.Errorf("it prints %s", printed)
 			}

@@ -18,6 +18,9 @@ import (
 	"helm.sh/helm/v3/pkg/getter"
 	"k8s.io/client-go/rest"
 
+	"github.com/zarf-dev/zarf-registry/internal/cli/cmdflags"
+	"github.com/zarf-dev/zarf-registry/internal/cli/hook"
+	"github.com/zarf-dev/zarf-registry/internal/cli/render"
 	"github.com/zarf-dev/zarf-registry/internal/cluster"
 	"github.com/zarf-dev/zarf-registry/internal/exitcode"
 	"github.com/zarf-dev/zarf-registry/internal/hook/preflight"
@@ -30,7 +33,7 @@ import (
 
 // chartFlags name the release, and the values as in helm.
 type chartFlags struct {
-	*globalFlags
+	*cmdflags.Global
 	release, chart string
 	output         string
 
@@ -48,8 +51,8 @@ type installFlags struct {
 	dryRun          bool
 }
 
-func newInstall(global *globalFlags) *cobra.Command {
-	f := &installFlags{chartFlags: chartFlags{globalFlags: global}}
+func newInstall(global *cmdflags.Global) *cobra.Command {
+	f := &installFlags{chartFlags: chartFlags{Global: global}}
 	cmd := &cobra.Command{
 		Use:   "install",
 		Short: "Install, upgrade or switch; nodes need no image but pause",
@@ -97,13 +100,13 @@ func (f *chartFlags) register(cmd *cobra.Command) {
 		"values `FILE` or URL; can be repeated, the last one wins")
 	flags.BoolVar(&f.resetValues, "reset-values", false, "ignore the values of the last release")
 	flags.StringVar(&f.chart, "chart", "", "chart to use, a `DIRECTORY` or .tgz (default: the embedded one)")
-	outputFlag(cmd, &f.output)
+	cmdflags.AddOutput(cmd, &f.output)
 }
 
-// validate rejects flags that are wrong in any cluster.
+// Validate rejects flags that are wrong in any cluster.
 func (f *chartFlags) validate() error {
-	named := settings.Settings{Namespace: f.namespace, Release: f.release, Name: names.Chart}
-	errs := []error{named.ValidateRelease(), validOutput(f.output)}
+	named := settings.Settings{Namespace: f.Namespace, Release: f.release, Name: names.Chart}
+	errs := []error{named.ValidateRelease(), cmdflags.ValidOutput(f.output)}
 	// Helm would look for the release elsewhere.
 	if d := os.Getenv("HELM_DRIVER"); d != "" && d != "secret" && d != "secrets" {
 		errs = append(errs,
@@ -144,7 +147,7 @@ func (f *chartFlags) installer(cmd *cobra.Command) (*install.Installer, error) {
 	if err := f.validate(); err != nil {
 		return nil, &exitcode.Refusal{Err: err}
 	}
-	log := f.progress(cmd.ErrOrStderr())
+	log := f.Progress(cmd.ErrOrStderr())
 	values, err := f.merged(cmd.Flags())
 	if err != nil {
 		return nil, &exitcode.Refusal{Err: err}
@@ -158,29 +161,29 @@ func (f *chartFlags) installer(cmd *cobra.Command) (*install.Installer, error) {
 	}
 	// Each warning of the API server is printed once, and not in klog's format.
 	rest.SetDefaultWarningHandler(rest.NewWarningWriter(cmd.ErrOrStderr(), rest.WarningWriterOptions{Deduplicate: true}))
-	config, client, err := cluster.Connect(f.access)
+	config, client, err := cluster.Connect(f.Access)
 	if err != nil {
 		return nil, err
 	}
-	helm, err := install.Connect(config, f.namespace, log)
+	helm, err := install.Connect(config, f.Namespace, log)
 	if err != nil {
 		return nil, err
 	}
 	return &install.Installer{
 		Options: install.Options{
-			Namespace: f.namespace, Release: f.release,
+			Namespace: f.Namespace, Release: f.release,
 			Chart: c, Values: values, ResetValues: f.resetValues,
 		},
 		Helm:   helm,
 		Client: client,
 		Parse:  settings.OfJob,
 		NewHook: func(ctx context.Context, s settings.Settings, nodeConfig map[string][]byte) (install.Hook, error) {
-			h, err := newHook(ctx, s, connection{config: config, client: client}, log)
+			h, err := hook.New(ctx, s, hook.Connection{Config: config, Client: client}, log)
 			if err != nil {
 				return nil, err
 			}
 			h.NodeConfigData, h.FinishFollows = nodeConfig, true
-			h.Again = "install" + releaseArguments(f.namespace, f.release, names.Chart)
+			h.Again = "install" + cmdflags.ReleaseArguments(f.Namespace, f.release, names.Chart)
 			return h, nil
 		},
 		Log: log,
@@ -230,11 +233,11 @@ type printedPlan struct {
 
 func (f *chartFlags) printPlan(w io.Writer, c *chart.Chart, plan *install.Plan) error {
 	blockers := len(install.Blockers(plan.Findings))
-	if isData(f.output) {
+	if render.IsData(f.output) {
 		printed := printedPlan{Mode: plan.Settings.Mode, Address: plan.Settings.Address,
 			Findings: append([]preflight.Finding{}, plan.Findings...),
 			Upgrade:  plan.Upgrade, Chart: c.Metadata.Version, Manifest: plan.Manifest}
-		if err := printData(w, f.output, printed); err != nil {
+		if err := render.Data(w, f.output, printed); err != nil {
 			return err
 		}
 	} else {
@@ -242,7 +245,7 @@ func (f *chartFlags) printPlan(w io.Writer, c *chart.Chart, plan *install.Plan) 
 		if plan.Upgrade {
 			action = "upgrade"
 		}
-		fmt.Fprintf(w, "Dry run: would %s release %s in namespace %s with chart %s.\n", action, f.release, f.namespace,
+		fmt.Fprintf(w, "Dry run: would %s release %s in namespace %s with chart %s.\n", action, f.release, f.Namespace,
 			c.Metadata.Version)
 		fmt.Fprintln(w, plan.Settings.Decision()+".")
 		for _, line := range plan.Settings.Injector.Decisions() {
@@ -252,7 +255,7 @@ func (f *chartFlags) printPlan(w io.Writer, c *chart.Chart, plan *install.Plan) 
 		fmt.Fprintf(w, "\nblockers: %d, warnings: %d; no changes were made\n", blockers, len(plan.Findings)-blockers)
 	}
 	if blockers > 0 {
-		return &silent{fmt.Errorf("%d blockers", blockers)}
+		return &render.Silent{Err: fmt.Errorf("%d blockers", blockers)}
 	}
 	return nil
 }
@@ -304,17 +307,17 @@ Images come from {{.Address}} on every node:
 func (f *chartFlags) printResult(w io.Writer, result *install.Result) error {
 	o := result.Settings
 	printed := printedResult{
-		Namespace: f.namespace, Release: f.release, Revision: result.Revision, Upgraded: result.Upgraded,
+		Namespace: f.Namespace, Release: f.release, Revision: result.Revision, Upgraded: result.Upgraded,
 		Chart: result.ChartVersion, AppVersion: result.AppVersion, Mode: o.Mode, Address: o.Address,
 	}
 	if o.Mode == state.ModeNodePort && !o.AnonymousPull {
 		printed.PullSecret = o.Name + names.SuffixPull
 	}
-	if isData(f.output) {
-		return printData(w, f.output, printed)
+	if render.IsData(f.output) {
+		return render.Data(w, f.output, printed)
 	}
 	return resultText.Execute(w, struct {
 		printedResult
 		Objects, Flags string // Objects is the namespace of the objects
-	}{printed, o.Namespace, releaseArguments(o.Namespace, o.Release, o.Name)})
+	}{printed, o.Namespace, cmdflags.ReleaseArguments(o.Namespace, o.Release, o.Name)})
 }

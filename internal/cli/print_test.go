@@ -15,6 +15,9 @@ import (
 	"helm.sh/helm/v3/pkg/chart"
 
 	"github.com/zarf-dev/zarf-registry/internal/api/reloadstatus"
+	"github.com/zarf-dev/zarf-registry/internal/cli/clitest"
+	"github.com/zarf-dev/zarf-registry/internal/cli/cmdflags"
+	"github.com/zarf-dev/zarf-registry/internal/cli/render"
 	"github.com/zarf-dev/zarf-registry/internal/hook/preflight"
 	"github.com/zarf-dev/zarf-registry/internal/install"
 	"github.com/zarf-dev/zarf-registry/internal/release/settings"
@@ -30,7 +33,7 @@ var proxyOptions = settings.Settings{
 
 func TestPreflightIsPrintedWithCauseAndRemedy(t *testing.T) {
 	golden := files.Open(t, "plan")
-	f := &chartFlags{globalFlags: &globalFlags{namespace: "zarf"}, release: "zarf-registry", output: "table"}
+	f := &chartFlags{Global: &cmdflags.Global{Namespace: "zarf"}, release: "zarf-registry", output: "table"}
 	c := &chart.Chart{Metadata: &chart.Metadata{Version: "0.1.0"}}
 	plan := &install.Plan{Settings: proxyOptions, Manifest: "kind: A\n", Findings: []preflight.Finding{
 		{Check: "port", Severity: preflight.Blocker, Object: "Service default/web", Cause: "it has the port",
@@ -39,7 +42,7 @@ func TestPreflightIsPrintedWithCauseAndRemedy(t *testing.T) {
 	}}
 	var out bytes.Buffer
 	err := f.printPlan(&out, c, plan)
-	if _, ok := errors.AsType[*silent](err); !ok {
+	if _, ok := errors.AsType[*render.Silent](err); !ok {
 		t.Errorf("a blocker gives the error %v", err)
 	}
 	golden.Check(t, "text", out.String())
@@ -56,7 +59,7 @@ func TestPreflightIsPrintedWithCauseAndRemedy(t *testing.T) {
 	if err := f.printPlan(&out, c, plan); err != nil {
 		t.Fatal(err)
 	}
-	same(t, "JSON", out.String(), `{
+	clitest.Same(t, "JSON", out.String(), `{
   "mode": "proxy",
   "address": "127.0.0.1:31999",
   "findings": [],
@@ -79,7 +82,7 @@ func TestTheResultSaysHowToPushAndPull(t *testing.T) {
 		"proxy": proxyOptions, "nodeport": nodePort, "nodeport without a credential": anonymous, "external": external,
 	} {
 		t.Run(name, func(t *testing.T) {
-			f := &chartFlags{globalFlags: &globalFlags{namespace: options.Namespace}, release: "zarf-registry",
+			f := &chartFlags{Global: &cmdflags.Global{Namespace: options.Namespace}, release: "zarf-registry",
 				output: "table"}
 			result := &install.Result{Settings: options, Revision: 1, ChartVersion: "0.1.0", AppVersion: "0.1.0"}
 			var out bytes.Buffer
@@ -160,7 +163,7 @@ func TestStatusIsPrintedAsATable(t *testing.T) {
 		Payloads: []status.Payload{{Name: "zarf-registry-payload-0.1.0-registry-amd64", Present: 9, Desired: 9,
 			Complete: true}},
 	}
-	golden.Check(t, "healthy", printed(t, printStatus, r))
+	golden.Check(t, "healthy", clitest.Text(t, printStatus, r))
 
 	r.NodeConfig = []status.NodeConfig{
 		{Node: "n1", Written: 1, Unchanged: 2, WrittenAt: time.Date(2026, 11, 21, 14, 3, 11, 0, time.UTC),
@@ -170,7 +173,7 @@ func TestStatusIsPrintedAsATable(t *testing.T) {
 		{Node: "n3", Effect: status.EffectFailed, Error: "no", Warnings: []string{"a"}},
 		{Node: "n4", Effect: status.EffectUnknown, Message: "no report"},
 	}
-	golden.Check(t, "with node configuration", printed(t, printStatus, r))
+	golden.Check(t, "with node configuration", clitest.Text(t, printStatus, r))
 	r.NodeConfig = nil
 
 	use := &reloadstatus.CacheReport{Size: 10_000_000_000, Used: 1_500_000_000, Hits: 900, Misses: 100}
@@ -180,7 +183,7 @@ func TestStatusIsPrintedAsATable(t *testing.T) {
 		{Pod: status.Pod{Name: "c-3", Node: "n3", Ready: true}},
 		{Pod: status.Pod{Name: "c-4", Message: "ErrImagePull"}},
 	}}
-	golden.Check(t, "with caches", printed(t, printStatus, r))
+	golden.Check(t, "with caches", clitest.Text(t, printStatus, r))
 	r.Caches = nil
 
 	r.Healthy, r.Helm = false, nil
@@ -190,5 +193,5 @@ func TestStatusIsPrintedAsATable(t *testing.T) {
 	r.Payloads[0].Complete, r.Payloads[0].Message = false, "ConfigMap x is missing"
 	r.Certificates, r.Nodes = nil, nil
 	r.Next = []string{"Do this.", "Do that."}
-	golden.Check(t, "unhealthy", printed(t, printStatus, r))
+	golden.Check(t, "unhealthy", clitest.Text(t, printStatus, r))
 }

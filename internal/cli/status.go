@@ -5,10 +5,11 @@ import (
 	"fmt"
 	"io"
 	"strings"
-	"text/tabwriter"
 
 	"github.com/spf13/cobra"
 
+	"github.com/zarf-dev/zarf-registry/internal/cli/cmdflags"
+	"github.com/zarf-dev/zarf-registry/internal/cli/render"
 	"github.com/zarf-dev/zarf-registry/internal/cluster"
 	"github.com/zarf-dev/zarf-registry/internal/exitcode"
 	"github.com/zarf-dev/zarf-registry/internal/status"
@@ -16,12 +17,12 @@ import (
 
 // statusFlags are the flags of status.
 type statusFlags struct {
-	clusterFlags
+	cmdflags.Cluster
 	output string
 }
 
-func newStatus(global *globalFlags) *cobra.Command {
-	f := &statusFlags{clusterFlags: clusterFlags{globalFlags: global}}
+func newStatus(global *cmdflags.Global) *cobra.Command {
+	f := &statusFlags{Cluster: cmdflags.Cluster{Global: global}}
 	cmd := &cobra.Command{
 		Use:   "status",
 		Short: "Show whether all nodes can pull, and what to do if not",
@@ -38,24 +39,24 @@ line is invalid.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return f.run(cmd) },
 	}
-	f.register(cmd.Flags())
-	outputFlag(cmd, &f.output)
+	f.Register(cmd.Flags())
+	cmdflags.AddOutput(cmd, &f.output)
 	return cmd
 }
 
 func (f *statusFlags) run(cmd *cobra.Command) error {
-	if err := errors.Join(f.validate(), validOutput(f.output)); err != nil {
+	if err := errors.Join(f.Validate(), cmdflags.ValidOutput(f.output)); err != nil {
 		return &exitcode.Refusal{Err: err}
 	}
-	config, client, err := cluster.Connect(f.access)
+	config, client, err := cluster.Connect(f.Access)
 	if err != nil {
 		return err
 	}
-	report, err := f.collectStatus(cmd.Context(), config, client)
+	report, err := f.CollectStatus(cmd.Context(), config, client)
 	if err != nil {
 		return err
 	}
-	return render(cmd.OutOrStdout(), f.output, report, printStatus, report.Next)
+	return render.Report(cmd.OutOrStdout(), f.output, report, printStatus, report.Next)
 }
 
 // printStatus writes the report as text.
@@ -65,9 +66,9 @@ func printStatus(w io.Writer, r *status.Report) error {
 		verdict = "needs attention, see below"
 	}
 	fmt.Fprintf(w, "zarf-registry in namespace %s: %s\n\n", r.Namespace, verdict)
-	facts := table{tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)}
+	facts := render.NewTable(w)
 	for _, fact := range r.Facts() {
-		facts.row(fact.Label, fact.Text)
+		facts.Row(fact.Label, fact.Text)
 	}
 	if err := facts.Flush(); err != nil {
 		return err
@@ -81,14 +82,14 @@ func printStatus(w io.Writer, r *status.Report) error {
 		for i, name := range t.Columns {
 			names[i] = strings.ToUpper(name)
 		}
-		text := newTable(w, names...)
+		text := render.NewTable(w, names...)
 		for _, cells := range t.Rows {
-			text.row(cells...)
+			text.Row(cells...)
 		}
 		if err := text.Flush(); err != nil {
 			return err
 		}
 	}
-	printNext(w, r.Next)
+	render.Next(w, r.Next)
 	return nil
 }

@@ -18,6 +18,8 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/zarf-dev/zarf-registry/internal/api/space"
+	"github.com/zarf-dev/zarf-registry/internal/cli/cmdflags"
+	"github.com/zarf-dev/zarf-registry/internal/cli/render"
 	"github.com/zarf-dev/zarf-registry/internal/cluster"
 	"github.com/zarf-dev/zarf-registry/internal/exitcode"
 	"github.com/zarf-dev/zarf-registry/internal/release/names"
@@ -35,7 +37,7 @@ const (
 
 // bundleFlags are the flags of support-bundle.
 type bundleFlags struct {
-	clusterFlags
+	cmdflags.Cluster
 	out     string
 	since   time.Duration
 	tail    int64
@@ -43,8 +45,8 @@ type bundleFlags struct {
 	output  string
 }
 
-func newSupportBundle(global *globalFlags) *cobra.Command {
-	f := &bundleFlags{clusterFlags: clusterFlags{globalFlags: global}}
+func newSupportBundle(global *cmdflags.Global) *cobra.Command {
+	f := &bundleFlags{Cluster: cmdflags.Cluster{Global: global}}
 	cmd := &cobra.Command{
 		Use:   "support-bundle",
 		Short: "Write what a bug report needs into one archive",
@@ -66,19 +68,19 @@ Exit codes: 0 if the archive was written, 1 if not, 3 if the command line is inv
 		RunE: func(cmd *cobra.Command, _ []string) error { return f.run(cmd) },
 	}
 	flags := cmd.Flags()
-	f.register(flags)
+	f.Register(flags)
 	flags.StringVar(&f.out, "out", "",
 		"`FILE` to write, - for stdout (default zarf-registry-support-TIME.tar.gz)")
 	flags.DurationVar(&f.since, "since", 0, "maximum age of log lines (default: any)")
 	flags.Int64Var(&f.tail, "tail", defaultTail, "number of last lines of each log, -1 for all")
 	flags.DurationVar(&f.timeout, "timeout", defaultBundleTimeout, "time limit; what is not read by then is missing")
-	outputFlag(cmd, &f.output)
+	cmdflags.AddOutput(cmd, &f.output)
 	return cmd
 }
 
 // check rejects flags that are wrong in any cluster.
 func (f *bundleFlags) check() error {
-	errs := []error{f.validate(), validOutput(f.output)}
+	errs := []error{f.Validate(), cmdflags.ValidOutput(f.output)}
 	if f.since < 0 || f.since > 0 && f.since < time.Second {
 		errs = append(errs, fmt.Errorf("invalid --since %s: want at least 1s", f.since))
 	}
@@ -88,7 +90,7 @@ func (f *bundleFlags) check() error {
 	if f.timeout <= 0 {
 		errs = append(errs, fmt.Errorf("invalid --timeout %s: want a positive duration", f.timeout))
 	}
-	if f.out == "-" && isData(f.output) {
+	if f.out == "-" && render.IsData(f.output) {
 		errs = append(errs, errors.New("--out - and --output both write to stdout: write the archive to a file"))
 	}
 	return errors.Join(errs...)
@@ -98,8 +100,8 @@ func (f *bundleFlags) run(cmd *cobra.Command) error {
 	if err := f.check(); err != nil {
 		return &exitcode.Refusal{Err: err}
 	}
-	log := f.progress(cmd.ErrOrStderr())
-	config, client, err := cluster.Connect(f.access)
+	log := f.Progress(cmd.ErrOrStderr())
+	config, client, err := cluster.Connect(f.Access)
 	if err != nil {
 		return err
 	}
@@ -109,8 +111,8 @@ func (f *bundleFlags) run(cmd *cobra.Command) error {
 	}
 	now := time.Now() // of the archive's name, and of the directory in it
 	options := support.Options{
-		Namespace: f.namespace, Release: f.release, Name: f.name, Client: client, Objects: objects,
-		Fetch:   cluster.NewRegistry(config, client, f.namespace, f.release).Fetch,
+		Namespace: f.Namespace, Release: f.Release, Name: f.Name, Client: client, Objects: objects,
+		Fetch:   cluster.NewRegistry(config, client, f.Namespace, f.Release).Fetch,
 		Reports: f.reports(cmd.ErrOrStderr(), config, client), Since: f.since, Tail: f.tail, Timeout: f.timeout,
 		Log: log, Now: func() time.Time { return now },
 	}
@@ -125,7 +127,7 @@ func (f *bundleFlags) run(cmd *cobra.Command) error {
 	if err != nil {
 		return fmt.Errorf("writing the support bundle: %w", err)
 	}
-	return render(cmd.OutOrStdout(), f.output, *written, printBundle, nil)
+	return render.Report(cmd.OutOrStdout(), f.output, *written, printBundle, nil)
 }
 
 // bundle is what support-bundle prints as JSON.
@@ -183,7 +185,7 @@ func (f *bundleFlags) reports(stderr io.Writer, config *rest.Config, client kube
 	var report *status.Report // of status.txt
 	return []support.Report{
 		{Name: "status.txt", Write: func(ctx context.Context, w io.Writer) (err error) {
-			if report, err = f.collectStatus(ctx, config, client); err != nil {
+			if report, err = f.CollectStatus(ctx, config, client); err != nil {
 				return err
 			}
 			return printStatus(w, report)
@@ -192,7 +194,7 @@ func (f *bundleFlags) reports(stderr io.Writer, config *rest.Config, client kube
 			if report == nil {
 				return nil // status.txt is missing, too
 			}
-			return printJSON(w, report)
+			return render.JSON(w, report)
 		}},
 		{Name: "preflight.txt", Write: func(ctx context.Context, w io.Writer) error {
 			return f.writePreflight(ctx, client, w, stderr)
@@ -202,22 +204,22 @@ func (f *bundleFlags) reports(stderr io.Writer, config *rest.Config, client kube
 
 // writePreflight writes what zarf-registry install --dry-run prints for the values of the release.
 func (f *bundleFlags) writePreflight(ctx context.Context, client kubernetes.Interface, w, stderr io.Writer) error {
-	global := *f.globalFlags
-	global.log.Level = slog.LevelError
-	flags := &chartFlags{globalFlags: &global}
+	global := *f.Global
+	global.Log.Level = slog.LevelError
+	flags := &chartFlags{Global: &global}
 	cmd := &cobra.Command{}
 	flags.register(cmd) // sets the defaults
 	cmd.SetErr(stderr)
-	flags.release = f.release
-	deployment, err := client.AppsV1().Deployments(f.namespace).Get(ctx, f.name, metav1.GetOptions{})
+	flags.release = f.Release
+	deployment, err := client.AppsV1().Deployments(f.Namespace).Get(ctx, f.Name, metav1.GetOptions{})
 	if err == nil { // with namespaceOverride, the release is elsewhere
-		flags.namespace = cmp.Or(deployment.Annotations[names.AnnotationReleaseNamespace], flags.namespace)
+		flags.Namespace = cmp.Or(deployment.Annotations[names.AnnotationReleaseNamespace], flags.Namespace)
 	}
 	i, err := flags.installer(cmd)
 	if err == nil {
 		err = flags.plan(ctx, w, i)
 	}
-	if _, blockers := errors.AsType[*silent](err); blockers {
+	if _, blockers := errors.AsType[*render.Silent](err); blockers {
 		return nil // they are in the output
 	}
 	return err

@@ -11,6 +11,7 @@ import (
 
 	"k8s.io/client-go/kubernetes/fake"
 
+	"github.com/zarf-dev/zarf-registry/internal/cli/clitest"
 	"github.com/zarf-dev/zarf-registry/internal/status/support"
 )
 
@@ -25,7 +26,7 @@ func TestTheBundleSaysWhatItLacks(t *testing.T) {
 			"-: 2 files\n\nNot in the archive (1):\n  - events.txt: no\n"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			same(t, "text", printed(t, printBundle, c.bundle), c.want)
+			clitest.Same(t, "text", clitest.Text(t, printBundle, c.bundle), c.want)
 		})
 	}
 }

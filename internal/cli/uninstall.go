@@ -6,12 +6,14 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/zarf-dev/zarf-registry/internal/cli/cmdflags"
+	"github.com/zarf-dev/zarf-registry/internal/cli/hook"
 	"github.com/zarf-dev/zarf-registry/internal/install"
 	"github.com/zarf-dev/zarf-registry/internal/release/settings"
 )
 
-func newUninstall(global *globalFlags) *cobra.Command {
-	f := newHookFlags(global)
+func newUninstall(global *cmdflags.Global) *cobra.Command {
+	f := hook.NewFlags(global)
 	cmd := &cobra.Command{
 		Use:   "uninstall",
 		Short: "Remove the registry; the volume with its images stays",
@@ -27,37 +29,37 @@ Exit codes: 0 on success, 1 on failure or timeout, 3 if a retry would fail in th
 		Example: `  zarf-registry uninstall
   zarf-registry uninstall --namespace registry`,
 		Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error { return f.uninstall(cmd) },
+		RunE: func(cmd *cobra.Command, _ []string) error { return uninstall(cmd, f) },
 	}
-	f.target(cmd.Flags())
+	f.Target(cmd.Flags())
 	return cmd
 }
 
-func (f *hookFlags) uninstall(cmd *cobra.Command) error {
-	ctx, c, stop, err := f.connect(cmd)
+func uninstall(cmd *cobra.Command, f *hook.Flags) error {
+	ctx, c, stop, err := f.Connect(cmd)
 	if err != nil {
 		return err
 	}
 	defer stop()
-	log := f.progress(cmd.ErrOrStderr())
-	helm, err := install.Connect(c.config, f.settings.Namespace, log)
+	log := f.Progress(cmd.ErrOrStderr())
+	helm, err := install.Connect(c.Config, f.Settings.Namespace, log)
 	if err != nil {
 		return err
 	}
-	found, err := install.Uninstall(ctx, helm, f.settings.Release, f.timeout,
+	found, err := install.Uninstall(ctx, helm, f.Settings.Release, f.Timeout,
 		func(ctx context.Context, args []string) error {
-			of, err := f.settings, error(nil)
+			of, err := f.Settings, error(nil)
 			if args != nil {
 				of, err = settings.OfJob(args)
 			}
 			if err != nil {
 				return err
 			}
-			h, err := newHook(ctx, of, c, log)
+			h, err := hook.New(ctx, of, c, log)
 			if err != nil {
 				return err
 			}
-			h.Timeout = f.timeout
+			h.Timeout = f.Timeout
 			return h.Cleanup(ctx)
 		})
 	if err != nil {
@@ -67,7 +69,7 @@ func (f *hookFlags) uninstall(cmd *cobra.Command) error {
 	if !found {
 		did = "does not exist; what was left of it is removed"
 	}
-	_, err = fmt.Fprintf(cmd.OutOrStdout(), "Release %s in namespace %s %s.\n", f.settings.Release, f.settings.Namespace,
+	_, err = fmt.Fprintf(cmd.OutOrStdout(), "Release %s in namespace %s %s.\n", f.Settings.Release, f.Settings.Namespace,
 		did)
 	return err
 }

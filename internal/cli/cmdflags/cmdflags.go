@@ -1,0 +1,82 @@
+// Package cmdflags has the flags that commands share, their completion, and the connections that they select: to the
+// cluster, and to its registry. It runs no command.
+package cmdflags
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"github.com/zarf-dev/zarf-registry/internal/cli/render"
+	"github.com/zarf-dev/zarf-registry/internal/exitcode"
+	"github.com/zarf-dev/zarf-registry/internal/release/names"
+)
+
+// Group returns a command that only holds subcommands. It rejects unknown ones.
+func Group(use, short string, commands ...*cobra.Command) *cobra.Command {
+	cmd := &cobra.Command{
+		Use: use, Short: short, Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+	}
+	cmd.AddCommand(commands...)
+	return cmd
+}
+
+// AddRelease select the release.
+func AddRelease(flags *pflag.FlagSet, release, name *string) {
+	flags.StringVar(release, "release", names.Chart, "name of the release")
+	flags.StringVar(name, "name", names.Chart, "full name of the chart, the prefix of the names of its objects")
+}
+
+// ReleaseArguments returns the flags that name a release, with a leading space, without those that have their
+// default.
+func ReleaseArguments(namespace, release, name string) string {
+	var arguments string
+	for _, f := range [][3]string{{"namespace", namespace, names.Namespace}, {"release", release, names.Chart},
+		{"name", name, names.Chart}} {
+		if f[1] != f[2] {
+			arguments += " --" + f[0] + " " + f[1]
+		}
+	}
+	return arguments
+}
+
+// AddOutput adds --output, which accepts table, json, yaml and more.
+func AddOutput(cmd *cobra.Command, output *string, more ...string) {
+	accepted, usage := outputs(more)
+	cmd.Flags().StringVarP(output, "output", "o", render.FormatTable, "output `FORMAT`: "+usage)
+	Complete(cmd, "output", accepted...)
+}
+
+func ValidOutput(output string, more ...string) error {
+	if accepted, usage := outputs(more); !slices.Contains(accepted, output) {
+		return fmt.Errorf("invalid --output %q: want %s", output, usage)
+	}
+	return nil
+}
+
+// outputs returns what --output accepts, and how to say it.
+func outputs(more []string) (accepted []string, usage string) {
+	accepted = append([]string{render.FormatTable, render.FormatJSON, render.FormatYAML}, more...)
+	last := len(accepted) - 1
+	return accepted, strings.Join(accepted[:last], ", ") + " or " + accepted[last]
+}
+
+// Complete adds shell completion for the values of a flag.
+func Complete(cmd *cobra.Command, flag string, values ...string) {
+	// It fails only for an unknown flag.
+	_ = cmd.RegisterFlagCompletionFunc(flag, cobra.FixedCompletions(values, cobra.ShellCompDirectiveNoFileComp))
+}
+
+// MinimumArgs rejects fewer than n arguments with the error want.
+func MinimumArgs(n int, want string) cobra.PositionalArgs {
+	return func(_ *cobra.Command, args []string) error {
+		if len(args) < n {
+			return exitcode.Refuse("%s", want)
+		}
+		return nil
+	}
+}

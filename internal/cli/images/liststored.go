@@ -1,0 +1,200 @@
+package images
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"io"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/zarf-dev/zarf-registry/internal/api/catalog"
+	"github.com/zarf-dev/zarf-registry/internal/api/space"
+	"github.com/zarf-dev/zarf-registry/internal/cli/cmdflags"
+	"github.com/zarf-dev/zarf-registry/internal/cli/render"
+	"github.com/zarf-dev/zarf-registry/internal/images/workloads"
+)
+
+// storedFacts is what the cluster's registry knows of an image or of a repository.
+type storedFacts struct {
+	Unshared   int64     `json:"unshared"` // bytes that nothing else in the registry shares
+	Signatures int       `json:"signatures"`
+	SBOMs      int       `json:"sboms"`
+	Pushed     time.Time `json:"pushed"` // last
+	// UsedBy names workloads. It is null if the cluster's workloads may not be listed.
+	UsedBy  []string `json:"usedBy"`
+	Problem string   `json:"problem,omitempty"`
+}
+
+// listedRepository is a repository as list --repositories prints it.
+type listedRepository struct {
+	Repository string   `json:"repository"` // with the registry's address
+	Images     int      `json:"images"`
+	Tags       int      `json:"tags"`
+	Platforms  []string `json:"platforms"`
+	Size       int64    `json:"size"` // in bytes, each blob counted once
+	*storedFacts
+}
+
+// listCluster lists what the cluster's registry contains.
+func (r *imageRun) listCluster(cmd *cobra.Command, f *listFlags) error {
+	ctx := cmd.Context()
+	c, content, err := r.cluster.ConnectToCatalog(ctx)
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	cmdflags.WarnAbout(r.log, content)
+	l := &lister{content: content, address: c.Address, unshared: content.Unshared()}
+	used, err := workloads.List(ctx, c.Client)
+	switch {
+	case ctx.Err() != nil:
+		return context.Cause(ctx)
+	case err != nil:
+		r.log.Warn("cannot list the workloads, so it is unknown which images are used", "error", err)
+	default:
+		l.using = used.Using
+	}
+	if f.repositories {
+		return render.Report(cmd.OutOrStdout(), f.output, l.repositories(), printRepositories, nil)
+	}
+	return render.Report(cmd.OutOrStdout(), f.output, l.images(f.untagged), printStored, nil)
+}
+
+// lister describes the content of the cluster's registry.
+type lister struct {
+	content  *catalog.Catalog
+	address  string
+	unshared func([]*catalog.Manifest) int64
+	using    func(*catalog.Image) []string // nil if unknown
+}
+
+// images returns the images by each of their tags, and those without a tag by their digest.
+func (l *lister) images(untagged bool) []listed {
+	list := []listed{}
+	for _, image := range l.content.Images() {
+		if len(image.Tags) == 0 && !untagged {
+			continue
+		}
+		facts := l.facts([]*catalog.Image{image})
+		for _, ref := range image.References(l.address) {
+			list = append(list, listed{
+				Reference: ref, Digest: image.Digest, MediaType: image.MediaType, Size: l.content.Size(image.Members),
+				Platforms: append([]string{}, image.Platforms...), storedFacts: facts,
+			})
+		}
+	}
+	return list
+}
+
+func (l *lister) repositories() []listedRepository {
+	list := []listedRepository{}
+	images := l.content.Images()
+	for len(images) > 0 {
+		name := images[0].Repository
+		end := slices.IndexFunc(images, func(i *catalog.Image) bool { return i.Repository != name })
+		if end < 0 {
+			end = len(images)
+		}
+		group := images[:end]
+		images = images[end:]
+		r := listedRepository{
+			Repository: l.address + "/" + name, Images: len(group), Size: l.content.Size(members(group)),
+			storedFacts: l.facts(group), Platforms: []string{},
+		}
+		for _, image := range group {
+			r.Tags += len(image.Tags)
+			r.Platforms = append(r.Platforms, image.Platforms...)
+		}
+		slices.Sort(r.Platforms)
+		r.Platforms = slices.Compact(r.Platforms)
+		list = append(list, r)
+	}
+	return list
+}
+
+// members returns the manifests of images, each once.
+func members(images []*catalog.Image) []*catalog.Manifest {
+	var all []*catalog.Manifest
+	seen := map[*catalog.Manifest]bool{}
+	for _, image := range images {
+		for _, m := range image.Members {
+			if !seen[m] {
+				seen[m] = true
+				all = append(all, m)
+			}
+		}
+	}
+	return all
+}
+
+func (l *lister) facts(images []*catalog.Image) *storedFacts {
+	facts := &storedFacts{Unshared: l.unshared(members(images))}
+	if l.using != nil {
+		facts.UsedBy = []string{}
+	}
+	for _, image := range images {
+		facts.Signatures += image.Signatures
+		facts.SBOMs += image.SBOMs
+		if image.Pushed.After(facts.Pushed) {
+			facts.Pushed = image.Pushed.UTC()
+		}
+		if l.using != nil {
+			facts.UsedBy = append(facts.UsedBy, l.using(image)...)
+		}
+		facts.Problem = cmp.Or(facts.Problem, image.Problem)
+	}
+	slices.Sort(facts.UsedBy)
+	facts.UsedBy = slices.Compact(facts.UsedBy)
+	return facts
+}
+
+// printStored writes a table of images.
+func printStored(w io.Writer, list []listed) error {
+	t := render.NewTable(w, append([]string{"REFERENCE"}, factNames...)...)
+	for _, l := range list {
+		t.Row(append([]string{l.Reference}, l.cells(l.Platforms, l.Size)...)...)
+	}
+	return t.Flush()
+}
+
+// printRepositories writes a table of repositories.
+func printRepositories(w io.Writer, list []listedRepository) error {
+	t := render.NewTable(w, append([]string{"REPOSITORY", "IMAGES", "TAGS"}, factNames...)...)
+	for _, r := range list {
+		t.Row(append([]string{r.Repository, strconv.Itoa(r.Images), strconv.Itoa(r.Tags)},
+			r.cells(r.Platforms, r.Size)...)...)
+	}
+	return t.Flush()
+}
+
+// factNames are the headers of [storedFacts.cells].
+var factNames = []string{"PLATFORMS", "SIZE", "UNSHARED", "SIGNATURES", "SBOMS", "PUSHED", "USED BY"}
+
+func (f *storedFacts) cells(platforms []string, size int64) []string {
+	users := firstOf(f.UsedBy)
+	switch {
+	case f.Problem != "":
+		users = "cannot be read: " + f.Problem
+	case f.UsedBy == nil:
+		users = "unknown"
+	}
+	return []string{cmp.Or(strings.Join(platforms, ","), "-"), space.FormatBytes(size), space.FormatBytes(f.Unshared),
+		strconv.Itoa(f.Signatures), strconv.Itoa(f.SBOMs), f.Pushed.Format(time.DateOnly), users}
+}
+
+// firstOf names the first of some workloads and how many more there are.
+func firstOf(names []string) string {
+	switch n := len(names); n {
+	case 0:
+		return "-"
+	case 1:
+		return names[0]
+	default:
+		return fmt.Sprintf("%s and %d more", names[0], n-1)
+	}
+}

@@ -1,0 +1,200 @@
+package images
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+
+	"github.com/spf13/cobra"
+	"oras.land/oras-go/v2/registry/remote/auth"
+
+	"github.com/zarf-dev/zarf-registry/internal/images/name"
+	"github.com/zarf-dev/zarf-registry/internal/images/remote"
+)
+
+// registryFlags configure access to registries other than the cluster's.
+type registryFlags struct {
+	username      string
+	passwordStdin bool
+	plainHTTP     bool
+	caFile        string
+}
+
+// Register adds the flags. which names the registry that they apply to, for the help.
+func (f *registryFlags) register(cmd *cobra.Command, which string) {
+	flags := cmd.Flags()
+	flags.StringVar(&f.username, "username", "",
+		"user name for "+which+" (default: the login of docker or podman, also in REGISTRY_AUTH_FILE or DOCKER_CONFIG, or a "+
+			"credential helper)")
+	flags.BoolVar(&f.passwordStdin, "password-stdin", false, "read the password for --username from stdin")
+	flags.BoolVar(&f.plainHTTP, "plain-http", false, "use HTTP without TLS for "+which)
+	flags.StringVar(&f.caFile, "ca-file", "",
+		"`FILE` with CA certificates (PEM) to trust in addition to the system's, for all registries but the cluster's")
+	_ = cmd.MarkFlagFilename("ca-file", "pem", "crt", "cer") // fails only for an unknown flag
+}
+
+func (f *registryFlags) validate() error {
+	switch {
+	case f.username != "" && !f.passwordStdin:
+		return errors.New("--username requires --password-stdin: echo \"$PASSWORD\" | zarf-registry … --username NAME " +
+			"--password-stdin")
+	case f.username == "" && f.passwordStdin:
+		return errors.New("--password-stdin requires --username")
+	}
+	return nil
+}
+
+// given returns the first given flag that applies to a single registry, or "".
+func (f *registryFlags) given() string {
+	switch {
+	case f.username != "":
+		return "--username"
+	case f.plainHTTP:
+		return "--plain-http"
+	}
+	return ""
+}
+
+// dialledHost returns the host of the registry that a flag names. The error says what the
+// flag accepts.
+func dialledHost(flag, registry string) (string, error) {
+	const want = "want HOST[:PORT], such as registry.example.com, 10.0.0.1:5000 or localhost"
+	if _, path, ok := strings.Cut(registry, "/"); ok {
+		if strings.Contains(registry, "://") {
+			return "", fmt.Errorf("invalid --%s %q: %s, without a scheme (for HTTP, use --plain-http)", flag, registry, want)
+		}
+		if flag == "to" {
+			return "", fmt.Errorf("invalid --%s %q: %s; give the path with --prefix %s", flag, registry, want, path)
+		}
+		return "", fmt.Errorf("invalid --%s %q: %s, without a path", flag, registry, want)
+	}
+	// At the start of a reference it must parse as a registry, not as a path on Docker Hub.
+	host, err := name.Host(registry + "/x")
+	hub := slices.Contains(dockerHubKeys, registry)
+	if err != nil || !hub && host != registry {
+		return "", fmt.Errorf("invalid --%s %q: %s", flag, registry, want)
+	}
+	return host, nil
+}
+
+// registries creates one client per registry. It is safe for concurrent use.
+type registries struct {
+	options func(host string) (remote.Options, error)
+	mu      sync.Mutex
+	clients map[string]*remote.Registry
+}
+
+// registries prepares the clients of a run and reads the password. The given credential
+// applies to the registry at host. Registries for which plain returns true are reached
+// without TLS.
+func (f *registryFlags) registries(
+	stdin io.Reader, host string, plain func(host string) bool, retry remote.Options,
+) (*registries, error) {
+	var given auth.CredentialFunc
+	if f.passwordStdin {
+		password, err := readPassword(stdin)
+		if err != nil {
+			return nil, err
+		}
+		given = func(context.Context, string) (auth.Credential, error) {
+			return auth.Credential{Username: f.username, Password: password}, nil
+		}
+	}
+	trust, err := f.trust()
+	if err != nil {
+		return nil, err
+	}
+	logins := sync.OnceValues(readLogins) // for the first registry that needs them
+	return &registries{clients: map[string]*remote.Registry{}, options: func(to string) (remote.Options, error) {
+		options := retry
+		options.Host, options.TLS = to, trust
+		options.PlainHTTP = plain(to)
+		if to == host && given != nil {
+			options.Credential = given
+			return options, nil
+		}
+		var err error
+		options.Credential, err = logins()
+		return options, err
+	}}, nil
+}
+
+// trust returns a TLS configuration with the CAs of the system and of --ca-file, or nil
+// without --ca-file.
+func (f *registryFlags) trust() (*tls.Config, error) {
+	if f.caFile == "" {
+		return nil, nil
+	}
+	pem, err := os.ReadFile(f.caFile)
+	if err != nil {
+		return nil, fmt.Errorf("--ca-file: %w", err)
+	}
+	roots, err := x509.SystemCertPool()
+	if err != nil {
+		roots = x509.NewCertPool()
+	}
+	if !roots.AppendCertsFromPEM(pem) {
+		return nil, fmt.Errorf("--ca-file: %s contains no PEM certificate", f.caFile)
+	}
+	return &tls.Config{MinVersion: tls.VersionTLS12, RootCAs: roots}, nil
+}
+
+// get returns the client for a registry.
+func (r *registries) get(_ context.Context, host string) (*remote.Registry, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if client := r.clients[host]; client != nil {
+		return client, nil
+	}
+	options, err := r.options(host)
+	if err != nil {
+		return nil, err
+	}
+	client, err := remote.New(options)
+	if err != nil {
+		return nil, err
+	}
+	r.clients[host] = client
+	return client, nil
+}
+
+// use makes get return a client for a host.
+func (r *registries) use(host string, client *remote.Registry) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.clients[host] = client
+}
+
+func (r *registries) close() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, client := range r.clients {
+		client.Close()
+	}
+}
+
+// host returns the registry of the references if it is the same for all, otherwise "", which --username does not allow.
+func (f *registryFlags) host(refs []string) (string, error) {
+	var hosts []string
+	for _, ref := range refs {
+		if host, err := name.Host(ref); err == nil && !strings.HasPrefix(ref, name.DaemonPrefix) {
+			hosts = append(hosts, host)
+		}
+	}
+	slices.Sort(hosts)
+	switch hosts = slices.Compact(hosts); {
+	case len(hosts) == 1:
+		return hosts[0], nil
+	case f.username != "":
+		return "", errors.New("--username applies to one registry, but the images are from several: transfer them one " +
+			"registry at a time, or use docker login")
+	}
+	return "", nil
+}

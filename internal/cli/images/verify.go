@@ -1,0 +1,138 @@
+package images
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/http"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/zarf-dev/zarf-registry/internal/api/scrub"
+	"github.com/zarf-dev/zarf-registry/internal/api/space"
+	"github.com/zarf-dev/zarf-registry/internal/cli/cmdflags"
+	"github.com/zarf-dev/zarf-registry/internal/cli/render"
+	"github.com/zarf-dev/zarf-registry/internal/cluster"
+	"github.com/zarf-dev/zarf-registry/internal/logging"
+	"github.com/zarf-dev/zarf-registry/internal/release"
+)
+
+// verifyProgress is how often the log says how far the registry has come.
+const verifyProgress = time.Minute
+
+// verifyFlags are the flags of images verify.
+type verifyFlags struct {
+	cluster cmdflags.Cluster
+	request scrub.Request
+	output  string
+}
+
+func newVerify(global *cmdflags.Global) *cobra.Command {
+	f := &verifyFlags{cluster: cmdflags.Cluster{Global: global}}
+	cmd := &cobra.Command{
+		Use:   "verify",
+		Short: "Let the cluster's registry read all that it stores, and report damage",
+		Long: `verify asks the cluster's registry to read all of its content and to compare it with its
+digests. It prints what is missing or damaged, and which images need that: push these again,
+with images push or any other client, from their archives or another registry.
+
+The registry reads at a limited rate. Pulls, pushes and garbage collection continue
+meanwhile. It removes nothing, but pulls of damaged content fail with status 404 from then
+on, and pushes replace it. If this command, the registry or its node is interrupted, the next
+run continues where it ended.
+
+zarf-registry status shows the problems of the last complete run that were not repaired since.
+
+Exit codes: 0 if all content is intact, 1 if some is not or verify failed, 3 if the command
+line is invalid.`,
+		Example: `  zarf-registry images verify
+  zarf-registry images verify --rate 200M
+  zarf-registry images verify --output json | jq -r '.problems[].images[] | .repository + ":" + .tag'`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error { return f.run(cmd) },
+	}
+	flags := cmd.Flags()
+	f.cluster.Register(flags)
+	cmdflags.AddSize(flags, &f.request.Rate, "rate", "50MiB", "read at most `BYTES` per second")
+	cmdflags.AddOutput(cmd, &f.output)
+	return cmd
+}
+
+// verified is what images verify prints as JSON.
+type verified struct {
+	scrub.Result
+	Problems []scrub.Problem `json:"problems"`
+}
+
+// images returns the names of the images that need what is missing or damaged.
+func (v verified) images() (names []string) {
+	for _, p := range v.Problems {
+		for _, image := range p.Images {
+			names = append(names, image.String())
+		}
+	}
+	slices.Sort(names)
+	return slices.Compact(names)
+}
+
+func (f *verifyFlags) run(cmd *cobra.Command) error {
+	c, log, err := f.cluster.Begin(cmd, errors.Join(f.request.Validate(), cmdflags.ValidOutput(f.output)))
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	return f.verify(cmd.Context(), c.Transport, c.Access, cmd.OutOrStdout(), log)
+}
+
+// verify lets the registry read its content and prints what it finds.
+func (f *verifyFlags) verify(
+	ctx context.Context, transport http.RoundTripper, access release.PushAccess, stdout io.Writer, log *slog.Logger,
+) error {
+	ctx, silence, stop := untilSilence(ctx)
+	defer stop()
+	stdout = logging.PrintableWriter(stdout)
+	what := verified{Problems: []scrub.Problem{}}
+	logged := time.Now()
+	err := cluster.Scrub(ctx, transport, access, f.request, func(e scrub.Event) error {
+		silence.Reset(collectionSilence)
+		switch {
+		case e.Progress != nil:
+			if time.Since(logged) >= verifyProgress {
+				logged = time.Now()
+				log.Info("reading", "read", space.FormatBytes(e.Progress.Bytes), "of", space.FormatBytes(e.Progress.Total))
+			}
+		case e.Problem != nil:
+			what.Problems = append(what.Problems, *e.Problem)
+			if f.output == render.FormatTable {
+				_, err := fmt.Fprintln(stdout, *e.Problem)
+				return err
+			}
+		case e.Result != nil:
+			what.Result = *e.Result
+		}
+		return nil
+	})
+	if err != nil {
+		if cause := context.Cause(ctx); cause != nil {
+			err = cause
+		}
+		return fmt.Errorf("verifying images: %w", err)
+	}
+	var next []string
+	if images := what.images(); len(images) > 0 {
+		next = append(next, "Push these images again: "+strings.Join(images, " "))
+	}
+	if len(what.Problems) > 0 && len(next) == 0 {
+		next = append(next, "No image needs the damaged content: zarf-registry garbage-collect removes it.")
+	}
+	return render.Report(stdout, f.output, what, func(w io.Writer, v verified) error {
+		fmt.Fprintln(w, v.Result)
+		render.Next(w, next)
+		return nil
+	}, next)
+}

@@ -1,0 +1,123 @@
+// Package render writes what commands report: tables for people, data for programs, and lines of progress. Only it
+// knows about terminals; what it writes has no control characters from elsewhere.
+package render
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"strings"
+	"text/tabwriter"
+
+	"sigs.k8s.io/yaml"
+
+	"github.com/zarf-dev/zarf-registry/internal/api/space"
+	"github.com/zarf-dev/zarf-registry/internal/logging"
+)
+
+// Silent is an error that the output already explains; it is not printed.
+type Silent struct{ Err error }
+
+func (e *Silent) Error() string { return e.Err.Error() }
+
+// The formats of --output. A table may be other text for people.
+const (
+	FormatTable = "table"
+	FormatJSON  = "json"
+	FormatYAML  = "yaml"
+)
+
+// IsData reports whether a format of --output is one for programs.
+func IsData(output string) bool { return output == FormatJSON || output == FormatYAML }
+
+// Report writes a report as data or, with write, as text. If next is not empty, it returns
+// an error without a message, for the exit code.
+func Report[R any](w io.Writer, output string, report R, write func(io.Writer, R) error, next []string) error {
+	w = logging.PrintableWriter(w)
+	if IsData(output) {
+		write = func(w io.Writer, report R) error { return Data(w, output, report) }
+	}
+	if err := write(w, report); err != nil {
+		return err
+	}
+	if len(next) > 0 {
+		return &Silent{fmt.Errorf("%d problems", len(next))}
+	}
+	return nil
+}
+
+// Table aligns columns. Cells may be of any text.
+type Table struct{ *tabwriter.Writer }
+
+// NewTable returns a table with its first row, if there are cells. The caller flushes it.
+func NewTable(w io.Writer, cells ...string) Table {
+	t := Table{tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)}
+	if len(cells) > 0 {
+		t.Row(cells...)
+	}
+	return t
+}
+
+// oneCell keeps a text from adding cells or rows.
+var oneCell = strings.NewReplacer("\n", `\n`, "\t", `\t`)
+
+// Row adds a row.
+func (t Table) Row(cells ...string) {
+	for i, cell := range cells {
+		cells[i] = oneCell.Replace(cell)
+	}
+	fmt.Fprintln(t, strings.Join(cells, "\t")) // Flush returns the error
+}
+
+// Data writes a value as JSON or YAML.
+func Data(w io.Writer, output string, value any) error {
+	if output != FormatYAML {
+		return JSON(w, value)
+	}
+	text, err := yaml.Marshal(value)
+	if err != nil {
+		return err
+	}
+	_, err = w.Write(text)
+	return err
+}
+
+func JSON(w io.Writer, value any) error {
+	encoder := json.NewEncoder(w)
+	encoder.SetEscapeHTML(false)
+	encoder.SetIndent("", "  ")
+	return encoder.Encode(value)
+}
+
+// Next writes the next steps, if any.
+func Next(w io.Writer, next []string) {
+	if len(next) > 0 {
+		fmt.Fprint(w, "\nnext\n")
+	}
+	for _, sentence := range next {
+		fmt.Fprintf(w, "  - %s\n", sentence)
+	}
+}
+
+// CountedBytes formats a number of objects and their size.
+func CountedBytes(n int, bytes int64) string {
+	if n == 0 {
+		return "0"
+	}
+	return fmt.Sprintf("%d (%s)", n, space.FormatBytes(bytes))
+}
+
+// Plural formats a number of things, whose plural ends in s.
+func Plural(n int, thing string) string {
+	if n == 1 {
+		return "1 " + thing
+	}
+	return fmt.Sprintf("%d %ss", n, thing)
+}
+
+func YesNo(yes bool) string {
+	if yes {
+		return "yes"
+	}
+	return "no"
+}
