@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/zarf-dev/zarf-registry/internal/net/freeport"
+	"github.com/zarf-dev/zarf-registry/internal/net/tlsfiles/tlsfilestest"
 	"github.com/zarf-dev/zarf-registry/internal/pki"
 )
 
@@ -76,7 +77,7 @@ func TestLoopbackListenerKeepsThePlainPort(t *testing.T) {
 		eventually(t, "the plain listener is open", func() bool { return f.server.plain.address() != nil })
 		elsewhere.must(http.StatusOK, "GET", "/v2/_catalog", nil) // anonymous
 		reads("while the plain listener is open")
-		f.removeUsers()
+		tlsfilestest.WriteSecret(t, f.volume, nil)
 	}
 }
 

@@ -43,15 +43,41 @@ func openFollowed(t *testing.T, changes ...func(*Options)) followed {
 	return followed{i, volume}
 }
 
-// addUser and removeUsers update the volume as the kubelet does.
+// startFollowed runs a registry whose plain listener is open.
+func startFollowed(t *testing.T, changes ...func(*Options)) followed {
+	t.Helper()
+	f := openFollowed(t, changes...)
+	f.addUser(pullUser, pullPassword)
+	f.run()
+	return f
+}
+
+// addUser updates the volume as the kubelet does.
 func (f followed) addUser(user, password string) {
 	f.t.Helper()
 	tlsfilestest.WriteSecret(f.t, f.volume, tlsfilestest.Files{"htpasswd": htpasswd(f.t, user, password)})
 }
 
-func (f followed) removeUsers() {
+func (f followed) open() {
+	f.t.Helper()
+	f.addUser(pullUser, pullPassword)
+	f.waitOpen()
+}
+
+func (f followed) close() {
 	f.t.Helper()
 	tlsfilestest.WriteSecret(f.t, f.volume, nil)
+	f.waitClosed()
+}
+
+// timesLogged counts how often something was logged.
+func (i *instance) timesLogged(text string) int { return strings.Count(i.logs.String(), text) }
+
+func (i *instance) wantLogged(text string, times int) {
+	i.t.Helper()
+	if got := i.timesLogged(text); got != times {
+		i.t.Errorf("%q was logged %d times, want %d", text, got, times)
+	}
 }
 
 // refuses reports whether a listener is closed.
@@ -71,6 +97,15 @@ func (f followed) waitClosed() {
 	}
 }
 
+// reportsOpen checks the metric and the reload status.
+func (f followed) reportsOpen(want bool) {
+	f.t.Helper()
+	f.wantMetric("zarf_registry_plain_listener_open", boolean(want))
+	if open := f.loaded().PlainListenerOpen; open == nil || *open != want {
+		f.t.Errorf("the reload status does not say that it is open: %t", want)
+	}
+}
+
 func TestPlainListenerFollowsTheFile(t *testing.T) {
 	t.Parallel()
 	f := openFollowed(t)
@@ -80,23 +115,12 @@ func TestPlainListenerFollowsTheFile(t *testing.T) {
 	address := f.server.options.PlainListen
 	pusher := f.client(f.ca.client(t, pki.OrganizationPush))
 	for n := range 3 {
-		if !strings.Contains(f.metrics(), "zarf_registry_plain_listener_open 0\n") {
-			t.Error("the metric is not 0")
-		}
-		if open := f.loaded().PlainListenerOpen; open == nil || *open {
-			t.Error("the reload status says that it is open")
-		}
-		f.addUser(pullUser, pullPassword)
-		f.waitOpen()
+		f.reportsOpen(false)
+		f.open()
 		if f.addresses["plain"] != address {
 			t.Fatalf("it opened at %s, want %s", f.addresses["plain"], address)
 		}
-		if !strings.Contains(f.metrics(), "zarf_registry_plain_listener_open 1\n") {
-			t.Error("the metric is not 1")
-		}
-		if open := f.loaded().PlainListenerOpen; open == nil || !*open {
-			t.Error("the reload status does not say that it is open")
-		}
+		f.reportsOpen(true)
 		f.plain().must(http.StatusUnauthorized, "GET", path, nil)
 		kept := f.plain().as(pullUser, pullPassword)
 		if got := kept.must(http.StatusOK, "GET", path, nil); got.body != "content" {
@@ -115,8 +139,7 @@ func TestPlainListenerFollowsTheFile(t *testing.T) {
 		}
 		kept.must(http.StatusUnauthorized, "GET", path, nil)
 
-		f.removeUsers()
-		f.waitClosed()
+		f.close()
 		eventually(t, "the idle connection is closed", func() bool {
 			_, err := kept.send("GET", path, nil)
 			return err != nil
@@ -125,15 +148,11 @@ func TestPlainListenerFollowsTheFile(t *testing.T) {
 			pusher.as(user, pullPassword).must(http.StatusUnauthorized, "POST", "/v2/a/blobs/uploads/", nil)
 		}
 		f.node().must(http.StatusOK, "GET", path, nil)
-		if opened, closed := strings.Count(f.logs.String(), `"msg":"plain listener opened"`),
-			strings.Count(f.logs.String(), `"msg":"plain listener closed"`); opened != n+1 || closed != n+2 {
-			t.Errorf("opened %d times and closed %d times in the logs, want %d and %d", opened, closed, n+1, n+2)
-		}
+		f.wantLogged(`"msg":"plain listener opened"`, n+1)
+		f.wantLogged(`"msg":"plain listener closed"`, n+2)
 	}
-	if !strings.Contains(f.logs.String(), `"reason":"`+f.pull+` has users"`) ||
-		!strings.Contains(f.logs.String(), `"reason":"`+f.pull+` has no users"`) {
-		t.Error("the reasons are not logged")
-	}
+	f.wantLogged(`"reason":"`+f.pull+` has users"`, 3)
+	f.wantLogged(`"reason":"`+f.pull+` has no users"`, 4)
 }
 
 // mustAny sends a request that must get a response with any status.
@@ -194,9 +213,7 @@ func TestInvalidFileDoesNotOpenThePlainListener(t *testing.T) {
 	if u == nil || u.Role != users.RolePull || err != nil {
 		t.Errorf("verify() = %+v, %v", u, err)
 	}
-	if got := strings.Count(f.logs.String(), "loading credentials failed"); got != 2 {
-		t.Errorf("two failures were logged %d times", got)
-	}
+	f.wantLogged("loading credentials failed", 2)
 }
 
 // slowUpload is an upload that the test finishes.
@@ -244,17 +261,12 @@ func (u slowUpload) end(content string) error {
 
 func TestRequestsOfAClosedListenerFinish(t *testing.T) {
 	t.Parallel()
-	f := openFollowed(t)
-	f.addUser(pullUser, pullPassword)
-	f.run()
-	f.waitOpen()
+	f := startFollowed(t)
 	uploads := map[string]slowUpload{}
 	for _, content := range []string{"the first time", "the second time", "the third time"} {
 		uploads[content] = f.slowUpload(content)
-		f.removeUsers()
-		f.waitClosed()
-		f.addUser(pullUser, pullPassword) // while the previous listener drains
-		f.waitOpen()
+		f.close()
+		f.open() // while the previous listener drains
 		f.plain().as(pullUser, pullPassword).must(http.StatusOK, "GET", "/v2/", nil)
 	}
 	for content, upload := range uploads {
@@ -268,23 +280,17 @@ func TestRequestsOfAClosedListenerFinish(t *testing.T) {
 		defer f.server.plain.mu.Unlock()
 		return len(f.server.plain.draining) == 0
 	})
-	if strings.Contains(f.logs.String(), "cut off") {
-		t.Error("a request was cut off")
-	}
+	f.wantLogged("cut off", 0)
 }
 
 func TestRequestsOfAClosedListenerTimeOut(t *testing.T) {
 	t.Parallel()
-	f := openFollowed(t)
+	f := startFollowed(t)
 	f.server.plain.timeout = 50 * time.Millisecond
-	f.addUser(pullUser, pullPassword)
-	f.run()
-	f.waitOpen()
 	upload := f.slowUpload("never ends")
-	f.removeUsers()
-	f.waitClosed()
+	f.close()
 	eventually(t, "it is logged", func() bool {
-		return strings.Contains(f.logs.String(), "requests of the closed plain listener were cut off")
+		return f.timesLogged("requests of the closed plain listener were cut off") > 0
 	})
 	if err := upload.end("never ends"); err == nil {
 		t.Error("the upload succeeded")
@@ -301,15 +307,10 @@ func TestShutdownDrainsClosedListeners(t *testing.T) {
 		"requests are cut off after the timeout": {50 * time.Millisecond, false},
 	} {
 		t.Run(name, func(t *testing.T) {
-			f := openFollowed(t, func(o *Options) { o.DrainTimeout = tt.drain })
-			f.addUser(pullUser, pullPassword)
-			f.run()
-			f.waitOpen()
+			f := startFollowed(t, func(o *Options) { o.DrainTimeout = tt.drain })
 			closed := f.slowUpload("closed before")
-			f.removeUsers()
-			f.waitClosed()
-			f.addUser(pullUser, pullPassword)
-			f.waitOpen()
+			f.close()
+			f.open()
 			open := f.slowUpload("open still")
 			stopped := make(chan error, 1)
 			go func() { stopped <- f.stop() }()
@@ -329,7 +330,7 @@ func TestShutdownDrainsClosedListeners(t *testing.T) {
 					t.Error(err)
 				}
 			}
-			if got := strings.Contains(f.logs.String(), "requests were cut off: raise --drain-timeout"); got == tt.ends {
+			if got := f.timesLogged("requests were cut off: raise --drain-timeout") > 0; got == tt.ends {
 				t.Errorf("logged that requests were cut off: %t", got)
 			}
 			f.server.plain.open(t.Context(), "a test")
@@ -352,15 +353,13 @@ func TestAddressInUseIsRetried(t *testing.T) {
 	f.run()
 	f.addUser(pullUser, pullPassword)
 	const message = "opening plain listener failed"
-	eventually(t, "it is logged", func() bool { return strings.Contains(f.logs.String(), message) })
+	eventually(t, "it is logged", func() bool { return f.timesLogged(message) > 0 })
 	f.node().must(http.StatusOK, "GET", "/v2/", nil)
 	time.Sleep(20 * time.Millisecond) // some more tries
 	taken.Close()
 	f.waitOpen()
 	f.plain().as(pullUser, pullPassword).must(http.StatusOK, "GET", "/v2/", nil)
-	if got := strings.Count(f.logs.String(), message); got != 1 {
-		t.Errorf("the failure was logged %d times", got)
-	}
+	f.wantLogged(message, 1)
 	if !strings.Contains(f.logs.String(), taken.Addr().String()) {
 		t.Error("the logs do not name the address")
 	}
@@ -368,22 +367,14 @@ func TestAddressInUseIsRetried(t *testing.T) {
 
 func TestFailedListenerIsReopened(t *testing.T) {
 	t.Parallel()
-	f := openFollowed(t)
-	f.addUser(pullUser, pullPassword)
-	f.run()
-	f.waitOpen()
+	f := startFollowed(t)
 	upload := f.slowUpload("under way")
 	f.server.plain.mu.Lock()
 	f.server.plain.serving.listener.Close()
 	f.server.plain.mu.Unlock()
-	eventually(t, "it is opened again", func() bool {
-		return strings.Count(f.logs.String(),
-			`"msg":"plain listener opened"`) == 2
-	})
+	eventually(t, "it is opened again", func() bool { return f.timesLogged(`"msg":"plain listener opened"`) == 2 })
 	f.plain().as(pullUser, pullPassword).must(http.StatusOK, "GET", "/v2/", nil)
-	if !strings.Contains(f.logs.String(), "plain listener failed") {
-		t.Error("the failure is not logged")
-	}
+	f.wantLogged("plain listener failed", 1)
 	if err := upload.end("under way"); err != nil {
 		t.Errorf("the upload: %v", err)
 	}
@@ -410,10 +401,7 @@ func TestPlainListenerWithoutAFileIsAlwaysOpen(t *testing.T) {
 // While the listener opens and closes, pulls are either served completely or refused.
 func TestOpeningAndClosingUnderLoad(t *testing.T) {
 	t.Parallel()
-	f := openFollowed(t)
-	f.addUser(pullUser, pullPassword)
-	f.run()
-	f.waitOpen()
+	f := startFollowed(t)
 	content := random(1 << 20)
 	path := "/v2/a/blobs/" + f.pusher().pushBlob("a", content).String()
 	var served, refused atomic.Int64
@@ -443,12 +431,10 @@ func TestOpeningAndClosingUnderLoad(t *testing.T) {
 	for range 10 {
 		from := served.Load()
 		eventually(t, "pulls are served", func() bool { return served.Load() > from+5 })
-		f.removeUsers()
-		f.waitClosed()
+		f.close()
 		from = refused.Load()
 		eventually(t, "pulls are refused", func() bool { return refused.Load() > from+5 })
-		f.addUser(pullUser, pullPassword)
-		f.waitOpen()
+		f.open()
 	}
 	close(stop)
 	loops.Wait()
@@ -486,14 +472,13 @@ func TestVolumeUpdatesDoNotCloseThePlainListener(t *testing.T) {
 	f.server.credentials.Interval = 20 * time.Microsecond
 	f.addUser(pullUser, pullPassword)
 	f.run()
-	f.waitOpen()
 	data := tlsfilestest.Files{"htpasswd": htpasswd(t, pullUser, pullPassword)}
-	closed := func() int { return strings.Count(f.logs.String(), `"msg":"plain listener closed"`) }
-	before := closed()
+	const closed = `"msg":"plain listener closed"`
+	before := f.timesLogged(closed)
 	for range 500 {
 		tlsfilestest.WriteSecret(t, f.volume, data)
 	}
-	if got := closed() - before; got != 0 {
+	if got := f.timesLogged(closed) - before; got != 0 {
 		t.Errorf("updates closed the listener %d times", got)
 	}
 }
