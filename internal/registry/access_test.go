@@ -72,7 +72,7 @@ func attempts(existing string) map[string]attempt {
 		"put to an unknown path":       {put, "/v2/a/secrets/x", "", false, notThat},
 		"post to the base":             {post, "/v2/", "", false, ok},
 		"delete the catalog":           {remove, "/v2/_catalog", "", false, unsupported},
-		"options":                      {http.MethodOptions, "/v2/a/blobs/" + existing, "", false, ok},
+		"options":                      {http.MethodOptions, "/v2/a/blobs/" + existing, "", false, unsupported},
 		"trace":                        {http.MethodTrace, "/v2/a/blobs/" + existing, "", false, unsupported},
 		"unknown method":               {"BREW", "/v2/a/blobs/" + existing, "", false, unsupported},
 		"method in lower case":         {"put", "/v2/a/manifests/tag", "x", false, unsupported},

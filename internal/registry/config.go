@@ -40,15 +40,10 @@ func (e *ConfigError) Error() string {
 //
 // It overrides settings that this registry depends on: relative URLs (clients inside and outside the
 // cluster use different addresses), deletion enabled (for garbage collection), and no redirects to the
-// storage (nodes cannot reach it and do not trust its CA). It sets defaults for upload purging, and accepts layers with
-// any URLs, as OCI 1.1 demands, unless the file restricts them.
+// storage (nodes cannot reach it and do not trust its CA). It sets defaults for upload purging.
 //
 // It returns a ConfigError that lists all unknown keys and all settings that distribution's server
 // supports and this one ignores: users would assume that an ignored setting works.
-//
-// There is no blob descriptor cache unless the file configures one. A cache in memory breaks pushes with
-// more than one replica (distribution/distribution#2225), and reports blobs that another process has
-// garbage-collected.
 func LoadConfig(path string) (*configuration.Configuration, error) {
 	data, err := os.ReadFile(path)
 	if err != nil {
@@ -66,9 +61,6 @@ func LoadConfig(path string) (*configuration.Configuration, error) {
 	config.HTTP.RelativeURLs = true
 	config.Storage["delete"] = configuration.Parameters{"enabled": true}
 	config.Storage["redirect"] = configuration.Parameters{"disable": true}
-	if urls := &config.Validation.Manifests.URLs; len(urls.Allow)+len(urls.Deny) == 0 {
-		urls.Allow = []string{"."}
-	}
 	return config, nil
 }
 
@@ -110,6 +102,9 @@ func unsupported(config *configuration.Configuration) []string {
 		{"health.http", config.Health.HTTPCheckers, "only the storage is checked; use probes for other checks"},
 		{"health.tcp", config.Health.TCPCheckers, "only the storage is checked; use probes for other checks"},
 		{"middleware", config.Middleware, "this registry does not support middleware"},
+		{"storage.cache", config.Storage["cache"], "this registry asks the storage"},
+		{"notifications", config.Notifications, "the log has an audit trail"},
+		{"policy", config.Policy, "this registry accepts images of all classes"},
 		{"proxy", config.Proxy, "this registry is not a pull-through cache"},
 		{"validation.manifests.indexes", config.Validation.Manifests.Indexes, "an index needs all of its manifests"},
 	} {

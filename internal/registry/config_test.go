@@ -61,13 +61,6 @@ func TestLoadConfigOverridesSettings(t *testing.T) {
 				"maintenance": {"uploadpurging": purging("age", "2h")},
 			},
 		},
-		"a cache is used if configured": {
-			config: minimal[:len(minimal)-2] + ", cache: {blobdescriptor: inmemory}}\n",
-			want: configuration.Storage{
-				"filesystem": {"rootdirectory": "/data"},
-				"cache":      {"blobdescriptor": "inmemory"},
-			},
-		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if tt.variable != "" {
@@ -130,6 +123,11 @@ func TestLoadConfigRejects(t *testing.T) {
 			want: []string{"health.http", "probes"}},
 		"middleware": {config: minimal + "middleware: {storage: [{name: cloudfront, options: {}}]}\n",
 			want: []string{"middleware"}},
+		"a cache": {config: minimal[:len(minimal)-2] + ", cache: {blobdescriptor: inmemory}}\n",
+			want: []string{"storage.cache", "asks the storage"}},
+		"notifications": {config: minimal + "notifications: {endpoints: [{name: a, url: http://a}]}\n",
+			want: []string{"notifications", "audit trail"}},
+		"classes of images": {config: minimal + "policy: {repository: {classes: [image]}}\n", want: []string{"policy"}},
 		"a pull-through cache": {config: minimal + "proxy: {remoteurl: https://x}\n",
 			want: []string{"proxy", "pull-through"}},
 		"sparse indexes": {config: minimal + "validation: {manifests: {indexes: {platforms: none}}}\n",

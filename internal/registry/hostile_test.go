@@ -2,7 +2,6 @@ package registry
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"io"
 	"net/http"
@@ -15,8 +14,8 @@ import (
 
 	storagedriver "github.com/distribution/distribution/v3/registry/storage/driver"
 	"github.com/opencontainers/go-digest"
-	v1 "github.com/opencontainers/image-spec/specs-go/v1"
 
+	"github.com/zarf-dev/zarf-registry/internal/registry/content"
 	"github.com/zarf-dev/zarf-registry/internal/registry/storage"
 )
 
@@ -143,18 +142,17 @@ func fillReferrers(t *testing.T, i *instance, repository string, subject digest.
 	t.Helper()
 	source := i.server.source
 	for k := range n {
-		content, err := json.Marshal(artifact(subject, "application/x", "n", fmt.Sprint(k)))
+		text := []byte(encode(t, ociManifest, artifact(subject, "application/x", "n", fmt.Sprint(k))))
+		d := digest.FromBytes(text)
+		described, err := content.Describe(text)
 		if err != nil {
 			t.Fatal(err)
 		}
-		d := digest.FromBytes(content)
-		for path, content := range map[string][]byte{storage.BlobPath(d): content, storage.RevisionPath(repository, d): []byte(d)} {
-			if err := source.Driver.PutContent(t.Context(), path, content); err != nil {
-				t.Fatal(err)
-			}
-		}
-		err = source.AddBackLinks(t.Context(), repository, v1.Descriptor{MediaType: ociManifest, Digest: d}, content)
+		links, err := described.BackLinks(repository, d)
 		if err != nil {
+			t.Fatal(err)
+		}
+		if err := source.Write(t.Context(), repository, text, []digest.Digest{d}, links); err != nil {
 			t.Fatal(err)
 		}
 	}

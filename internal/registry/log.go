@@ -36,10 +36,6 @@ type logHook struct{ log *slog.Logger }
 func (logHook) Levels() []logrus.Level { return logrus.AllLevels }
 
 func (h logHook) Fire(entry *logrus.Entry) error {
-	// This message contains the headers of webhooks, including credentials.
-	if strings.HasPrefix(entry.Message, "configuring endpoint") {
-		return nil
-	}
 	level := slog.LevelDebug
 	switch {
 	case entry.Message == "response completed with error":

@@ -19,18 +19,12 @@ func TestLogsOfDistribution(t *testing.T) {
 		fields  logrus.Fields
 		message string
 		want    slog.Level
-		silent  bool
 	}{
-		"info becomes debug": {logrus.InfoLevel, nil, "redis not configured", slog.LevelDebug,
-			false},
-		"warnings stay warnings": {logrus.WarnLevel, nil, "odd", slog.LevelWarn, false},
-		"errors stay errors":     {logrus.ErrorLevel, nil, "disk gone", slog.LevelError, false},
-		"a server error is an error": {logrus.ErrorLevel, answered(500), "response completed with error",
-			slog.LevelError, false},
-		"a client error is debug": {logrus.ErrorLevel, answered(404), "response completed with error",
-			slog.LevelDebug, false},
-		"credentials of webhooks are not logged": {logrus.InfoLevel, nil, "configuring endpoint x, headers=secret", 0,
-			true},
+		"info becomes debug":         {logrus.InfoLevel, nil, "redis not configured", slog.LevelDebug},
+		"warnings stay warnings":     {logrus.WarnLevel, nil, "odd", slog.LevelWarn},
+		"errors stay errors":         {logrus.ErrorLevel, nil, "disk gone", slog.LevelError},
+		"a server error is an error": {logrus.ErrorLevel, answered(500), "response completed with error", slog.LevelError},
+		"a client error is debug":    {logrus.ErrorLevel, answered(404), "response completed with error", slog.LevelDebug},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var out bytes.Buffer
@@ -38,12 +32,6 @@ func TestLogsOfDistribution(t *testing.T) {
 			entry := &logrus.Entry{Level: tt.level, Message: tt.message, Data: tt.fields}
 			if err := hook.Fire(entry); err != nil {
 				t.Fatal(err)
-			}
-			if tt.silent {
-				if out.Len() != 0 {
-					t.Errorf("logged: %s", out.String())
-				}
-				return
 			}
 			var line struct {
 				Level  slog.Level

@@ -37,6 +37,24 @@ func TestValidatorsOfContent(t *testing.T) {
 	node.must(http.StatusRequestedRangeNotSatisfiable, "GET", blob, nil, "Range", "bytes=9-")
 }
 
+func TestManifestsHaveATypeThatTheClientAccepts(t *testing.T) {
+	t.Parallel()
+	i := start(t, newTestCA(t), t.TempDir())
+	i.pusher().pushImage("a", "v1", "layer")
+	for accept, want := range map[string]int{
+		"": http.StatusOK, "*/*": http.StatusOK, ociIndex + ", " + ociManifest + ";q=0.5": http.StatusOK,
+		ociIndex: http.StatusNotFound,
+	} {
+		if got := i.node().must(want, "GET", "/v2/a/manifests/v1", nil, "Accept", accept); want == http.StatusOK &&
+			got.Header.Get("Content-Type") != ociManifest {
+			t.Errorf("%s: %v", accept, got.Header)
+		}
+	}
+	// What looks like a digest is no tag, and a name may have 255 characters.
+	i.pusher().must(http.StatusBadRequest, "GET", "/v2/a/manifests/sha256:x", nil)
+	i.pusher().must(http.StatusBadRequest, "GET", "/v2/"+strings.Repeat("a", 256)+"/manifests/v1", nil)
+}
+
 func TestOnlyTheAPIIsServed(t *testing.T) {
 	t.Parallel()
 	node := start(t, newTestCA(t), t.TempDir()).node()

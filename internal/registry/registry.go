@@ -143,11 +143,10 @@ func (s *Server) openStorage() (err error) {
 	s.space = volume.New(root, s.log)
 	s.space.Update()
 	s.metrics.watchSpace(s.space)
-	if s.source, err = spec.Open(config, s.log); err != nil {
+	if s.source, err = spec.Open(config, driver, s.log); err != nil {
 		return err
 	}
 	s.collector = collect.New(s.source.Store, root)
-	s.collector.Cached = config.Storage["cache"] != nil
 	s.source.Use(s.collector, s.space)
 	s.metrics.watchCollections(s.collector)
 	s.scrubber = inspect.NewScrubber(s.source.Store)

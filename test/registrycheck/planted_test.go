@@ -41,10 +41,10 @@ var bugs = []bug{
 		"	return false\n",
 	}},
 	{"the tag moves before the manifest is stored", change{
-		distribution + "/registry/handlers/manifests.go",
-		"	_, err = manifests.Put(imh, manifest, options...)\n",
-		"	if imh.Tag != \"\" {\n		_ = imh.Repository.Tags(imh).Tag(imh, imh.Tag, desc)\n	}\n" +
-			"	_, err = manifests.Put(imh, manifest, options...)\n",
+		"internal/registry/spec/manifests.go",
+		"	if err := s.store(ctx, p); err != nil {\n",
+		"	for _, tag := range p.tags {\n		_, _ = s.writeTag(ctx, p.repository, tag, p.name())\n	}\n" +
+			"	if err := s.store(ctx, p); err != nil {\n",
 	}},
 	{"a mount does not record that the blob is in use", change{
 		"internal/registry/collect/admission.go",
@@ -58,7 +58,7 @@ var bugs = []bug{
 	}},
 	{"deleting a manifest leaves its tags", change{
 		"internal/registry/spec/delete.go",
-		"		if !removed[d] {\n",
+		"		if !r.removed[d] {\n",
 		"		if true {\n",
 	}},
 	{"an index loses its manifests to a deletion", change{
@@ -105,8 +105,8 @@ var bugs = []bug{
 	}},
 	{"a push keeps what is stored", change{
 		"internal/registry/content/intact.go",
-		"	if replaced == name || replaced == anyBlob && storage.BlobData.MatchString(name) {\n",
-		"	if replaced == \"\" && false {\n",
+		"	if ctx.Value(replaceKey{}) != nil && storage.BlobData.MatchString(name) {\n",
+		"	if false {\n",
 	}},
 	{"reading all content marks nothing", change{
 		"internal/registry/content/intact.go",
@@ -115,8 +115,8 @@ var bugs = []bug{
 	}},
 	{"a manifest exists without what it needs", change{
 		"internal/registry/spec/manifests.go",
-		"	if !intentOf(ctx).complete {\n",
-		"	if true {\n",
+		"		err := s.Lacking(ctx, to.Repository, described)\n",
+		"		err := error(nil)\n",
 	}},
 	{"the grace period does not protect uploads", change{
 		"internal/registry/collect/gc.go",

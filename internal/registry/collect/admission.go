@@ -32,13 +32,12 @@ func (c *leaseClient) wait(ctx context.Context, blocks func(*leaseReading) bool)
 	}
 }
 
-// Admission is that of a manifest upload. It is in the upload's context.
+// Admission is that of a manifest upload.
 type Admission struct {
 	collector  *Collector
 	repository string
 	needs      []digest.Digest
 	reading    *leaseReading // the last one
-	refused    error
 }
 
 // Admit waits until a manifest of a repository that needs these digests may be written, its own included: see times.
@@ -53,12 +52,8 @@ func (a *Admission) ConfirmTag(ctx context.Context) error {
 	return a.confirm(ctx, a.collector.Times.PollInterval)
 }
 
-// Finish returns an error if the manifest must not count as stored: from ConfirmTag, or, if it was stored, from another
-// reading of the record.
-func (a *Admission) Finish(ctx context.Context, stored bool) error {
-	if a.refused != nil || !stored {
-		return a.refused
-	}
+// Finish returns an error if the manifest must not count as stored.
+func (a *Admission) Finish(ctx context.Context) error {
 	return a.confirm(ctx, a.collector.Times.Validity)
 }
 
@@ -71,8 +66,7 @@ func (a *Admission) confirm(ctx context.Context, age time.Duration) error {
 	leases := a.collector.leases
 	r, err := leases.read(ctx, age)
 	if err != nil {
-		a.refused = request.Unavailable("%v", err)
-		return a.refused
+		return request.Unavailable("%v", err)
 	}
 	swept := removedBetween(a.reading.record, r.record)
 	if swept == removedListed && !leases.mayRemove(r, a.needs) {
@@ -83,9 +77,8 @@ func (a *Admission) confirm(ctx context.Context, age time.Duration) error {
 		use.Done(false) // those who store the manifest say whether it exists
 	}
 	if swept != removedNothing {
-		a.refused = request.Unavailable(
+		return request.Unavailable(
 			"garbage was collected during this push and blobs of this image may be missing: push it again")
-		return a.refused
 	}
 	a.reading = r
 	return nil
@@ -132,21 +125,15 @@ func (c *Collector) Rely(digests ...digest.Digest) *Use {
 // Done ends the request. Only what exists is kept from collections to come: clients invent digests.
 func (u *Use) Done(exist bool) { u.collector.use.end(u.digests, exist) }
 
-// Missing returns a [distribution.ErrManifestVerification] if a collection of this process has removed a part of what a
+// Missing returns a [distribution.ErrManifestBlobUnknown] if a collection of this process has removed a part of what a
 // manifest needs, and nobody has pushed that again.
 func (u *Use) Missing(ctx context.Context, repository string) error {
-	var missing distribution.ErrManifestVerification
 	for _, d := range u.swept {
-		found, err := u.collector.store.Provides(ctx, repository, d)
-		if err != nil {
+		if found, err := u.collector.store.Provides(ctx, repository, d); err != nil {
 			return err
+		} else if !found {
+			return distribution.ErrManifestBlobUnknown{Digest: d}
 		}
-		if !found {
-			missing = append(missing, distribution.ErrManifestBlobUnknown{Digest: d})
-		}
-	}
-	if missing != nil {
-		return missing
 	}
 	return nil
 }

@@ -60,8 +60,6 @@ import (
 type Collector struct {
 	// Times may be changed before the first use.
 	Times Times
-	// Cached means that a cache would report blobs that were removed, so that requests are refused.
-	Cached bool
 
 	store      *content.Store
 	leases     *leaseClient

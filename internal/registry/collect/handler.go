@@ -2,7 +2,6 @@ package collect
 
 import (
 	"context"
-	"errors"
 	"net/http"
 	"sync/atomic"
 	"time"
@@ -17,10 +16,6 @@ import (
 func (c *Collector) Handler(draining *atomic.Bool) http.Handler {
 	return request.Methods("garbage collections", func(w http.ResponseWriter, r *http.Request) {
 		query, err := gc.ParseQuery(r.URL.Query())
-		if err == nil && c.Cached {
-			err = errors.New("storage.cache is configured and would report blobs that were removed: " +
-				"remove it from the configuration")
-		}
 		if err != nil {
 			http.Error(w, err.Error(), http.StatusBadRequest)
 			return

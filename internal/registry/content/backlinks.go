@@ -57,96 +57,80 @@ func backLinkPath(links string, to digest.Digest) string {
 	return links + "/" + storage.DigestPath(to) + "/descriptor.json"
 }
 
+// BackLinks are all back links to a manifest.
+type BackLinks []storedLink
+
 // storedLink is a back link with its path.
 type storedLink struct {
 	path    string
 	content []byte
 }
 
-// backLinks returns a manifest's back links.
-func backLinks(repository string, manifest v1.Descriptor, content []byte) ([]storedLink, error) {
-	m, err := Describe(content)
-	if err != nil {
-		return nil, err
-	}
-	manifest.MediaType = cmp.Or(manifest.MediaType, m.Type())
-	manifest.Size = int64(len(content))
-	manifest.ArtifactType = m.artifactType
-	var links []storedLink
+// BackLinks returns the back links to the manifest under a name, which is one of its digests.
+func (d Described) BackLinks(repository string, name digest.Digest) (links BackLinks, err error) {
+	manifest := v1.Descriptor{MediaType: d.Type(), Digest: name, Size: d.size, ArtifactType: d.artifactType}
 	add := func(kind string, from digest.Digest, link []byte) {
-		links = append(links, storedLink{backLinkPath(backLinkDir(repository, kind, from), manifest.Digest), link})
+		links = append(links, storedLink{backLinkPath(backLinkDir(repository, kind, from), name), link})
 	}
-	if len(m.Children) > 0 {
+	if len(d.Children) > 0 {
 		link, err := json.Marshal(backReference{Descriptor: manifest})
 		if err != nil {
 			return nil, err
 		}
-		for _, child := range m.Children {
+		for _, child := range d.Children {
 			add(indexLinks, child.Digest, link)
 		}
 	}
-	if m.Subject != "" {
+	if d.Subject != "" {
 		referrer := backReference{Descriptor: manifest, Incomplete: true}
 		link, err := json.Marshal(referrer)
 		if err != nil {
 			return nil, err
 		}
-		if len(link)+len(m.annotations) <= maxLink {
+		if len(link)+len(d.annotations) <= maxLink {
 			referrer.Incomplete = false
-			if referrer.Annotations, err = annotationsOf(m.annotations); err != nil {
+			if referrer.Annotations, err = annotationsOf(d.annotations); err != nil {
 				return nil, err
 			}
 			if link, err = json.Marshal(referrer); err != nil {
 				return nil, err
 			}
 		}
-		add(referrerLinks, m.Subject, link)
+		add(referrerLinks, d.Subject, link)
 	}
 	slices.SortFunc(links, func(a, b storedLink) int { return cmp.Compare(a.path, b.path) })
 	return slices.CompactFunc(links, func(a, b storedLink) bool { return a.path == b.path }), nil
 }
 
-// BackLinksSize returns how many bytes a manifest's back links have, and how many they occupy on most file systems.
-func BackLinksSize(repository string, manifest v1.Descriptor, content []byte) (written, occupied int64, err error) {
-	links, err := backLinks(repository, manifest, content)
-	for _, link := range links {
+// Size returns how many bytes the links have, and how many they occupy on most file systems.
+func (l BackLinks) Size() (written, occupied int64) {
+	for _, link := range l {
 		written += int64(len(link.content))
 		occupied += max(int64(len(link.content)), blockSize)
 	}
-	return written, occupied, err
+	return written, occupied
 }
 
-// AddBackLinks writes the back links to a manifest.
-func (s *Store) AddBackLinks(
-	ctx context.Context, repository string, manifest v1.Descriptor, content []byte,
-) error {
-	links, err := backLinks(repository, manifest, content)
-	if err != nil {
-		return err
-	}
-	return storage.InParallel(ctx, links, storage.Concurrency, func(ctx context.Context, link storedLink) error {
-		return s.Driver.PutContent(ctx, link.path, link.content)
-	})
-}
-
-// BackLinkDirs returns the directories of the back links to a manifest.
-func BackLinkDirs(repository string, d digest.Digest, content []byte) (dirs []string) {
-	links, _ := backLinks(repository, v1.Descriptor{Digest: d}, content) // none of what is no manifest
-	for _, link := range links {
+// Dirs returns the directories of the links.
+func (l BackLinks) Dirs() (dirs []string) {
+	for _, link := range l {
 		dirs = append(dirs, path.Dir(link.path))
 	}
 	return dirs
 }
 
-// IsLinked reports whether a repository has a manifest with all of its back links.
-func (s *Store) IsLinked(ctx context.Context, repository string, manifest v1.Descriptor, content []byte) (bool, error) {
-	links, err := backLinks(repository, manifest, content)
-	if err != nil {
-		return false, err
-	}
-	links = append(links, storedLink{path: storage.RevisionPath(repository, manifest.Digest)})
+// AddBackLinks writes links.
+func (s *Store) AddBackLinks(ctx context.Context, links BackLinks) error {
+	return storage.InParallel(ctx, links, storage.Concurrency, func(ctx context.Context, link storedLink) error {
+		return s.Driver.PutContent(ctx, link.path, link.content)
+	})
+}
+
+// HasAll reports whether a repository has a manifest with all of its back links.
+func (s *Store) HasAll(ctx context.Context, repository string, manifest digest.Digest, links BackLinks) (bool, error) {
 	missing := errors.New("missing")
-	err = storage.InParallel(ctx, links, storage.Concurrency, func(ctx context.Context, link storedLink) error {
+	all := append(slices.Clone(links), storedLink{path: storage.RevisionPath(repository, manifest)})
+	err := storage.InParallel(ctx, all, storage.Concurrency, func(ctx context.Context, link storedLink) error {
 		found, err := s.Exists(ctx, link.path)
 		if err == nil && !found {
 			err = missing
@@ -272,7 +256,7 @@ func (s *Store) complete(ctx context.Context, repository string, link *backRefer
 
 // backLinksOf returns the back links of a stored manifest; none if it was deleted, if its link is damaged, or if it is
 // not a manifest as this release understands it.
-func (s *Store) backLinksOf(ctx context.Context, repository string, d digest.Digest) ([]storedLink, error) {
+func (s *Store) backLinksOf(ctx context.Context, repository string, d digest.Digest) (links BackLinks, err error) {
 	content, err := s.Unverified(ctx, repository, d)
 	if errors.Is(err, ErrUnknownManifest) || IsDamaged(err) {
 		return nil, nil
@@ -280,7 +264,10 @@ func (s *Store) backLinksOf(ctx context.Context, repository string, d digest.Dig
 	if err != nil {
 		return nil, err
 	}
-	links, err := backLinks(repository, v1.Descriptor{Digest: d}, content)
+	m, err := Describe(content)
+	if err == nil {
+		links, err = m.BackLinks(repository, d)
+	}
 	if err != nil {
 		s.Log.Warn("manifest is not listed as a referrer", "repository", repository, "digest", d.String(), "error", err)
 		return nil, nil

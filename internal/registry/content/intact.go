@@ -8,7 +8,6 @@ import (
 
 	"github.com/distribution/distribution/v3"
 	storagedriver "github.com/distribution/distribution/v3/registry/storage/driver"
-	storagemiddleware "github.com/distribution/distribution/v3/registry/storage/driver/middleware"
 	"github.com/opencontainers/go-digest"
 
 	"github.com/zarf-dev/zarf-registry/internal/registry/storage"
@@ -26,42 +25,26 @@ import (
 // Damage that does not change the size is found by reading everything (package inspect), which marks it in the record.
 // Manifests have no record: they are small, and compared with their digest whenever they are read.
 
-// IntactContent is the name of the storage middleware.
-const IntactContent = "zarf-registry-intact-content"
-
-func init() {
-	err := storagemiddleware.Register(IntactContent, func(
-		_ context.Context, driver storagedriver.StorageDriver, _ map[string]any,
-	) (storagedriver.StorageDriver, error) {
-		return contentDriver{driver}, nil
-	})
-	if err != nil {
-		panic(err) // another package of this program uses the name
-	}
+// ForUploads returns what distribution uses of a driver.
+func ForUploads(driver storagedriver.StorageDriver) storagedriver.StorageDriver {
+	return contentDriver{driver}
 }
 
-// contentDriver makes distribution replace stored content, which it otherwise keeps whatever its state, and records the
-// size of blobs.
+// contentDriver makes distribution replace stored blobs, which it otherwise keeps whatever their state, and records
+// their size.
 type contentDriver struct{ storagedriver.StorageDriver }
 
-// replaceKey is the context key of the path of the data that is being replaced, or of anyBlob.
+// replaceKey is the context key of an upload whose blob is replaced.
 type replaceKey struct{}
 
-// anyBlob stands for the data of each blob. The SHA-256 digest of an upload may only be known at its end.
-const anyBlob = "any"
-
-// Replacing makes distribution write the data at a path although it exists. Drivers replace files atomically.
-func Replacing(ctx context.Context, path string) context.Context {
-	return context.WithValue(ctx, replaceKey{}, path)
+// Replacing makes distribution write the data of a blob although it exists. Drivers replace files atomically.
+func Replacing(ctx context.Context) context.Context {
+	return context.WithValue(ctx, replaceKey{}, true)
 }
-
-// ReplacingBlobs does the same for all blobs.
-func ReplacingBlobs(ctx context.Context) context.Context { return Replacing(ctx, anyBlob) }
 
 // Stat implements [storagedriver.StorageDriver].
 func (d contentDriver) Stat(ctx context.Context, name string) (storagedriver.FileInfo, error) {
-	replaced, _ := ctx.Value(replaceKey{}).(string)
-	if replaced == name || replaced == anyBlob && storage.BlobData.MatchString(name) {
+	if ctx.Value(replaceKey{}) != nil && storage.BlobData.MatchString(name) {
 		return nil, storagedriver.PathNotFoundError{Path: name, DriverName: d.Name()}
 	}
 	return d.StorageDriver.Stat(ctx, name)

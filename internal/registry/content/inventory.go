@@ -313,7 +313,7 @@ func (i *Inventory) LinkDirs(b *Blob) (dirs []string) {
 // Dirs returns the directories of a manifest in its repository: the entries of tags, itself, and its back links.
 func (i *Inventory) Dirs(m RepositoryDigest) (dirs []string) {
 	for _, tag := range i.History[m] {
-		dirs = append(dirs, storage.TagsDir(m.Repository)+"/"+tag+"/index/"+storage.DigestPath(m.Digest))
+		dirs = append(dirs, path.Dir(storage.HistoryPath(m.Repository, tag, m.Digest)))
 	}
 	dirs = append(dirs, path.Dir(storage.RevisionPath(m.Repository, m.Digest)))
 	return append(dirs, i.BackLinks[m]...)

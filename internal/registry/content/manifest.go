@@ -24,6 +24,8 @@ const maxType = 255
 type Described struct {
 	mediaType, artifactType string
 	annotations             json.RawMessage
+	size                    int64
+	SchemaVersion           int
 	Subject                 digest.Digest
 	// Blobs are the configuration and the layers, children the manifests of an index.
 	Blobs, Children []v1.Descriptor
@@ -39,19 +41,20 @@ func Describe(content []byte) (Described, error) {
 		return Described{}, err
 	}
 	var m struct {
-		MediaType    string          `json:"mediaType"`
-		ArtifactType string          `json:"artifactType"`
-		Config       *v1.Descriptor  `json:"config"`
-		Layers       []v1.Descriptor `json:"layers"`
-		Manifests    []v1.Descriptor `json:"manifests"`
-		Subject      *v1.Descriptor  `json:"subject"`
-		Annotations  json.RawMessage `json:"annotations"`
+		SchemaVersion int             `json:"schemaVersion"`
+		MediaType     string          `json:"mediaType"`
+		ArtifactType  string          `json:"artifactType"`
+		Config        *v1.Descriptor  `json:"config"`
+		Layers        []v1.Descriptor `json:"layers"`
+		Manifests     []v1.Descriptor `json:"manifests"`
+		Subject       *v1.Descriptor  `json:"subject"`
+		Annotations   json.RawMessage `json:"annotations"`
 	}
 	if err := json.Unmarshal(content, &m); err != nil {
 		return Described{}, err
 	}
 	d := Described{mediaType: m.MediaType, artifactType: m.ArtifactType, annotations: m.Annotations,
-		Needs: references.Needs}
+		size: int64(len(content)), SchemaVersion: m.SchemaVersion, Needs: references.Needs}
 	if m.Config != nil {
 		d.artifactType = cmp.Or(d.artifactType, m.Config.MediaType)
 		d.Blobs = append(d.Blobs, *m.Config)

@@ -55,12 +55,10 @@ func (s *Store) Rebuild(ctx context.Context) error {
 	}
 	addLinks := func(ctx context.Context, m StoredManifest) error {
 		links, err := s.backLinksOf(ctx, m.Repository, m.Digest)
-		for _, link := range links {
-			if err == nil {
-				err = s.Driver.PutContent(ctx, link.path, link.content)
-			}
+		if err != nil {
+			return err
 		}
-		return err
+		return s.AddBackLinks(ctx, links)
 	}
 	if err := storage.InParallel(ctx, stored.Manifests, storage.ManifestConcurrency, addLinks); err != nil {
 		return err

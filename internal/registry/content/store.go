@@ -120,6 +120,26 @@ func (s *Store) Link(ctx context.Context, path string, to digest.Digest) error {
 	return s.Driver.PutContent(ctx, path, []byte(to))
 }
 
+// Write writes a manifest with its links, in the place of what is there. Digests are its own, SHA-256 first.
+func (s *Store) Write(
+	ctx context.Context, repository string, content []byte, digests []digest.Digest, links BackLinks,
+) error {
+	// Back links come first, so that no interrupted push leaves a manifest without them: the client would find it, and
+	// skip it.
+	if err := s.AddBackLinks(ctx, links); err != nil {
+		return err
+	}
+	if err := s.Driver.PutContent(ctx, storage.BlobPath(digests[0]), content); err != nil {
+		return err
+	}
+	for _, d := range digests {
+		if err := s.Link(ctx, storage.RevisionPath(repository, d), digests[0]); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // Exists reports whether a path exists.
 func (s *Store) Exists(ctx context.Context, path string) (bool, error) {
 	_, err := s.Driver.Stat(ctx, path)

@@ -24,6 +24,8 @@ type Target struct {
 	Upload bool
 	// Manifest is a tag or digest, Blob a digest. At most one is set.
 	Manifest, Blob string
+	// Tags means the list of the repository's tags.
+	Tags bool
 	// Subject is the digest of a list of referrers, as it is in the path.
 	Subject string
 	// Base means /v2/, where clients ask whether to log in, and Token the path where docker logs in.
@@ -52,6 +54,7 @@ func Parse(r *http.Request) Target {
 		Repository: match.Vars["name"],
 		Upload:     name == v2.RouteNameBlobUpload || name == v2.RouteNameBlobUploadChunk,
 		Base:       name == v2.RouteNameBase,
+		Tags:       name == v2.RouteNameTags,
 	}
 	switch name {
 	case v2.RouteNameManifest:

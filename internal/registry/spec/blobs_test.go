@@ -12,27 +12,12 @@ import (
 	"testing"
 	"testing/iotest"
 
-	"github.com/distribution/distribution/v3/registry/api/errcode"
 	storagedriver "github.com/distribution/distribution/v3/registry/storage/driver"
-	"github.com/distribution/distribution/v3/registry/storage/driver/inmemory"
-	"github.com/distribution/reference"
 	"github.com/opencontainers/go-digest"
-	v1 "github.com/opencontainers/image-spec/specs-go/v1"
 
-	"github.com/zarf-dev/zarf-registry/internal/registry/collect"
 	"github.com/zarf-dev/zarf-registry/internal/registry/content"
 	"github.com/zarf-dev/zarf-registry/internal/registry/storage"
 )
-
-var repositoryA = named("a")
-
-func named(repository string) reference.Named {
-	name, err := reference.WithName(repository)
-	if err != nil {
-		panic(err)
-	}
-	return name
-}
 
 // oneFile is a driver in which every path leads to the same bytes, or to none, and every link to a blob of ten bytes.
 type oneFile struct {
@@ -71,11 +56,10 @@ func TestUnreadableBlobsAbortTheResponse(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			logs := &strings.Builder{}
-			store := blobStore{name: repositoryA, source: &Registry{Store: &content.Store{Driver: tt.file,
-				Log: slog.New(slog.NewTextHandler(logs, nil))}}, last: &foundBlob{}}
+			s := &Registry{Store: &content.Store{Driver: tt.file, Log: slog.New(slog.NewTextHandler(logs, nil))}}
 			server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-				if err := store.ServeBlob(r.Context(), w, r, digest.FromString("x")); err != nil {
-					t.Errorf("ServeBlob() = %v, which would be written into the blob", err)
+				if err := s.getBlob(w, r, "a", digest.FromString("x")); err != nil {
+					t.Errorf("getBlob() = %v, which would be written into the blob", err)
 				}
 			}))
 			var body []byte
@@ -93,22 +77,6 @@ func TestUnreadableBlobsAbortTheResponse(t *testing.T) {
 				t.Errorf("logged: %q", text)
 			}
 		})
-	}
-}
-
-// Distribution looks a blob up before it is served, and a collection may remove it in between. A client that asks
-// whether it exists relies on the answer.
-func TestBlobRemovedBeforeItIsServed(t *testing.T) {
-	t.Parallel()
-	for _, d := range []digest.Digest{digest.FromString("x"), digest.SHA512.FromString("x")} {
-		stored := &content.Store{Driver: inmemory.New(), Log: slog.New(slog.DiscardHandler)}
-		store := blobStore{name: repositoryA, source: &Registry{Store: stored, collector: collect.New(stored, "")}, last: &foundBlob{v1.Descriptor{Digest: d, Size: 1}, d}}
-		request := httptest.NewRequestWithContext(t.Context(), http.MethodHead, "/", nil)
-		err := store.ServeBlob(t.Context(), httptest.NewRecorder(), request, d)
-		var coded errcode.Error
-		if !errors.As(err, &coded) || coded.Code != errcode.ErrorCodeBlobUnknown {
-			t.Errorf("%s: %v", d, err)
-		}
 	}
 }
 

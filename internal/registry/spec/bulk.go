@@ -8,7 +8,6 @@ import (
 	"net/http"
 	"sync/atomic"
 
-	"github.com/distribution/distribution/v3/registry/api/errcode"
 	"github.com/distribution/reference"
 
 	"github.com/zarf-dev/zarf-registry/internal/api/deletion"
@@ -21,8 +20,7 @@ import (
 func (s *Registry) Deletions(draining *atomic.Bool) http.Handler {
 	return request.Methods("deletions", func(w http.ResponseWriter, r *http.Request) {
 		if s.readOnly {
-			request.WriteErrorAs(w, http.StatusMethodNotAllowed, errcode.ErrorCodeUnsupported.WithMessage(
-				"the registry is read-only"))
+			request.WriteError(w, errReadOnly)
 			return
 		}
 		var query deletion.Request

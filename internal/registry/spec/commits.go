@@ -3,12 +3,13 @@ package spec
 import (
 	"fmt"
 	"net/http"
+	"net/url"
+	"strings"
 	"sync"
 
 	"github.com/opencontainers/go-digest"
 
 	"github.com/zarf-dev/zarf-registry/internal/registry/request"
-	"github.com/zarf-dev/zarf-registry/internal/registry/storage"
 )
 
 // commits are the uploads that are being finished, which on S3 takes minutes for a large blob. It goes on when the
@@ -71,54 +72,70 @@ func uploadPath(repository, id string) string { return "/v2/" + repository + "/b
 // if the blob exists, unless the process has restarted: then the client learns that the upload is unknown.
 //
 // A blob that a collection would refuse is refused before it is sent.
-func (s *Registry) continueUpload(w http.ResponseWriter, r *http.Request, to request.Target) {
+func (s *Registry) continueUpload(w http.ResponseWriter, r *http.Request, to request.Target) error {
 	running := s.commits.get(r.URL.Path)
 	d := digest.Digest(r.URL.Query().Get("digest"))
 	switch {
 	case r.Method != http.MethodPut && running == nil:
 		s.distribute(w, r)
-		return
+		return nil
 	case r.Method == http.MethodGet || r.Method == http.MethodHead:
 		w.Header().Set("Location", running.location)
 		w.Header().Set("Range", fmt.Sprintf("0-%d", max(0, running.size-1)))
 		w.WriteHeader(http.StatusNoContent)
-		return
+		return nil
 	case r.Method != http.MethodPut:
-		request.WriteError(w, request.Unavailable("the upload is being finished: ask whether the blob exists"))
-		return
+		return request.Unavailable("the upload is being finished: ask whether the blob exists")
 	case running != nil:
 		select {
 		case <-running.done:
 		case <-r.Context().Done():
-			request.WriteError(w, request.ErrCanceled)
-			return
+			return request.ErrCanceled
 		}
 	case d.Validate() == nil:
 		if err := s.collector.AdmitBlob(r.Context(), d); err != nil {
-			request.WriteError(w, err)
-			return
+			return err
 		}
 	}
 	response := request.Buffer(w)
 	s.distribute(response, r)
-	if response.Status == http.StatusNotFound && s.commits.has(r.URL.Path, d) && s.holds(r, to.Repository, d) {
+	finished := false
+	if response.Status == http.StatusNotFound && s.commits.has(r.URL.Path, d) {
+		_, _, err := s.findBlob(r.Context(), to.Repository, d, true)
+		finished = err == nil
+	}
+	if finished {
 		request.ClearHeader(w.Header())
 		w.Header().Set("Docker-Content-Digest", d.String())
 		w.Header().Set("Location", "/v2/"+to.Repository+"/blobs/"+d.String())
 		w.WriteHeader(http.StatusCreated)
-		return
+	} else {
+		response.Send(w)
 	}
-	response.Send(w)
+	return nil
 }
 
-// holds reports whether a repository has a blob that is intact, as far as its size tells.
-func (s *Registry) holds(r *http.Request, repository string, d digest.Digest) bool {
-	stored, err := s.ReadLink(r.Context(), storage.LayerPath(repository, d))
-	if err != nil {
-		return false
+func isSinglePost(r *http.Request) bool {
+	query := r.URL.Query()
+	return query.Get("digest") != "" && !query.Has("mount") // a mount is left to distribution
+}
+
+// uploadAtOnce serves uploads in a single POST (OCI distribution spec, "Single POST"), for which distribution begins an
+// upload and ignores the content.
+func (s *Registry) uploadAtOnce(w http.ResponseWriter, r *http.Request) error {
+	begin := r.Clone(r.Context())
+	begin.URL.RawQuery = ""
+	begin.Body, begin.ContentLength = http.NoBody, 0
+	begun := request.Detach()
+	s.distribute(begun, begin)
+	location, err := url.Parse(begun.Header().Get("Location"))
+	if begun.Status != http.StatusAccepted || err != nil {
+		begun.Send(w)
+		return nil
 	}
-	use := s.collector.Rely(stored)
-	_, _, err = s.Size(r.Context(), stored)
-	use.Done(err == nil)
-	return err == nil
+	finish := r.Clone(r.Context())
+	finish.Method, finish.URL = http.MethodPut, location
+	d := url.Values{"digest": {r.URL.Query().Get("digest")}}
+	finish.URL.RawQuery = strings.TrimPrefix(location.RawQuery+"&"+d.Encode(), "&")
+	return s.continueUpload(w, finish, request.TargetOf(r))
 }

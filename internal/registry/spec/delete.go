@@ -11,7 +11,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/distribution/distribution/v3"
 	"github.com/distribution/distribution/v3/registry/api/errcode"
 	"github.com/opencontainers/go-digest"
 
@@ -21,56 +20,34 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/registry/storage"
 )
 
-// condition is that of a deletion: the manifest must not have changed since a time.
-type condition struct {
-	since time.Time
-	// changed is why the manifest was not deleted.
-	changed error
-}
-
-func isConditional(r *http.Request, to request.Target) bool {
-	return r.Header.Get("If-Unmodified-Since") != "" && digest.Digest(to.Manifest).Validate() == nil
-}
-
-// deleteUnmodified lets clients delete a manifest by digest with the header If-Unmodified-Since, so that a client
-// that has read the catalog does not delete what was pushed meanwhile. Unlike in HTTP, the response is 412 also if an
-// index in the repository refers to the manifest, and an invalid date is refused: ignoring it could delete too much.
-// A manifest that was pushed in that very second counts as pushed later.
-func (s *Registry) deleteUnmodified(w http.ResponseWriter, r *http.Request, in *intent) {
-	since, err := http.ParseTime(r.Header.Get("If-Unmodified-Since"))
-	if err != nil {
-		invalid := errcode.ErrorCodeUnsupported.WithMessage(fmt.Sprintf("If-Unmodified-Since: %v", err))
-		request.WriteErrorAs(w, http.StatusBadRequest, invalid)
-		return
+// deleteManifest removes a manifest, with all its digests and tags.
+//
+// With the header If-Unmodified-Since, a client that has read the catalog does not delete what was pushed meanwhile.
+// Unlike in HTTP, the response is 412 also if an index in the repository refers to the manifest, and an invalid date is
+// refused: ignoring it could delete too much. A manifest that was pushed in that very second counts as pushed later.
+func (s *Registry) deleteManifest(w http.ResponseWriter, r *http.Request, repository string, d digest.Digest) error {
+	var since time.Time
+	if text := r.Header.Get("If-Unmodified-Since"); text != "" {
+		var err error
+		if since, err = http.ParseTime(text); err != nil {
+			request.WriteErrorAs(w, http.StatusBadRequest,
+				errcode.ErrorCodeUnsupported.WithMessage(fmt.Sprintf("If-Unmodified-Since: %v", err)))
+			return nil
+		}
 	}
-	in.condition = &condition{since: since}
-	response := request.Buffer(w)
-	s.distribute(response, r)
-	if changed := in.condition.changed; changed != nil {
-		request.ClearHeader(w.Header())
-		request.WriteErrorAs(w, http.StatusPreconditionFailed, changed)
-		return
-	}
-	response.Send(w)
-}
-
-// Delete removes a manifest, with all its digests and tags.
-func (m manifestStore) Delete(ctx context.Context, d digest.Digest) error {
-	on := intentOf(ctx).condition
-	if on == nil {
-		on = &condition{}
-	}
-	found := false
-	one := map[string][]digest.Digest{m.repository.Named().Name(): {d}}
-	err := m.source.deleteManifests(ctx, one, on.since,
-		func(_ content.RepositoryDigest, existed bool, kept error) { found, on.changed = existed, kept })
+	var found bool
+	var changed error
+	err := s.deleteManifests(r.Context(), map[string][]digest.Digest{repository: {d}}, since,
+		func(_ content.RepositoryDigest, existed bool, kept error) { found, changed = existed, kept })
 	switch {
 	case err != nil:
 		return err
-	case on.changed != nil:
-		return on.changed
+	case changed != nil:
+		request.WriteErrorAs(w, http.StatusPreconditionFailed, changed)
 	case !found:
-		return distribution.ErrBlobUnknown
+		return errcode.ErrorCodeManifestUnknown.WithDetail(d)
+	default:
+		w.WriteHeader(http.StatusAccepted)
 	}
 	return nil
 }
@@ -243,16 +220,18 @@ func (r *repositoryDeletion) remove(ctx context.Context, names []digest.Digest) 
 	if err != nil {
 		return false, err
 	}
-	var links []string
+	described, _ := content.Describe(data) // what is no manifest has no back links
+	var dirs []string
 	for _, d := range names {
 		removed, err := r.intent.Delete(ctx, storage.RevisionPath(r.repository, d))
 		if err != nil {
 			return false, err
 		}
 		existed = existed || removed
-		links = append(links, content.BackLinkDirs(r.repository, d, data)...)
+		links, _ := described.BackLinks(r.repository, d)
+		dirs = append(dirs, links.Dirs()...)
 	}
-	err = storage.InParallel(ctx, links, storage.ManifestConcurrency, func(ctx context.Context, dir string) error {
+	err = storage.InParallel(ctx, dirs, storage.ManifestConcurrency, func(ctx context.Context, dir string) error {
 		_, err := r.intent.Delete(ctx, dir)
 		return err
 	})

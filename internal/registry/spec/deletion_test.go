@@ -22,58 +22,62 @@ import (
 
 const indexType = "application/vnd.oci.image.index.v1+json"
 
-// hookedDriver calls a function once, before something happens to a path.
+// hookedDriver calls a function once, before or after something happens to a path. The function may use the driver.
 type hookedDriver struct {
 	storagedriver.StorageDriver
-	fired                   *atomic.Bool
-	beforeDelete, afterRead string
-	beforeSecondStat        string
-	beforeGet, beforeList   string
-	stats                   *atomic.Int32
-	hook                    func()
+	beforeDelete, afterRead, beforeSecondStat, beforeGet, beforeList string
+
+	afterBackLink bool // was written
+	hook          func()
+	fired         atomic.Bool
+	stats         atomic.Int32
 }
 
-// fire calls the hook once, which may use the driver itself.
-func (d hookedDriver) fire() {
-	if d.fired.CompareAndSwap(false, true) {
+func (d *hookedDriver) fireIf(now bool) {
+	if now && d.fired.CompareAndSwap(false, true) {
 		d.hook()
 	}
 }
 
-func (d hookedDriver) Stat(ctx context.Context, path string) (storagedriver.FileInfo, error) {
-	if path == d.beforeSecondStat && d.stats.Add(1) == 2 {
-		d.fire()
-	}
+func (d *hookedDriver) Stat(ctx context.Context, path string) (storagedriver.FileInfo, error) {
+	d.fireIf(path == d.beforeSecondStat && d.stats.Add(1) == 2)
 	return d.StorageDriver.Stat(ctx, path)
 }
 
-func (d hookedDriver) GetContent(ctx context.Context, path string) ([]byte, error) {
-	if path == d.beforeGet {
-		d.fire()
-	}
+func (d *hookedDriver) GetContent(ctx context.Context, path string) ([]byte, error) {
+	d.fireIf(path == d.beforeGet)
 	return d.StorageDriver.GetContent(ctx, path)
 }
 
-func (d hookedDriver) List(ctx context.Context, path string) ([]string, error) {
-	if path == d.beforeList {
-		d.fire()
-	}
+func (d *hookedDriver) List(ctx context.Context, path string) ([]string, error) {
+	d.fireIf(path == d.beforeList)
 	return d.StorageDriver.List(ctx, path)
 }
 
-func (d hookedDriver) Delete(ctx context.Context, path string) error {
-	if path == d.beforeDelete {
-		d.fire()
-	}
+func (d *hookedDriver) Delete(ctx context.Context, path string) error {
+	d.fireIf(path == d.beforeDelete)
 	return d.StorageDriver.Delete(ctx, path)
 }
 
-func (d hookedDriver) Reader(ctx context.Context, path string, offset int64) (io.ReadCloser, error) {
+func (d *hookedDriver) Reader(ctx context.Context, path string, offset int64) (io.ReadCloser, error) {
 	reader, err := d.StorageDriver.Reader(ctx, path, offset)
-	if path == d.afterRead {
-		d.fire()
-	}
+	d.fireIf(path == d.afterRead)
 	return reader, err
+}
+
+func (d *hookedDriver) PutContent(ctx context.Context, path string, content []byte) error {
+	err := d.StorageDriver.PutContent(ctx, path, content)
+	d.fireIf(d.afterBackLink && storage.BackLink.MatchString(path))
+	return err
+}
+
+// openHooked opens a registry on a directory, whose driver is hooked.
+func openHooked(t *testing.T, root string, hooked *hookedDriver) *Registry {
+	t.Helper()
+	return openAt(t, root, func(d storagedriver.StorageDriver) storagedriver.StorageDriver {
+		hooked.StorageDriver = d
+		return hooked
+	})
 }
 
 // openAt opens a registry on a directory, as one of several processes.
@@ -93,14 +97,7 @@ func unchanged(d storagedriver.StorageDriver) storagedriver.StorageDriver { retu
 // ask sends a request, and returns the response.
 func ask(t *testing.T, s *Registry, method, target, mediaType, body string, header ...string) *httptest.ResponseRecorder {
 	t.Helper()
-	w := httptest.NewRecorder()
-	r := httptest.NewRequestWithContext(context.Background(), method, target, strings.NewReader(body))
-	r.Header.Set("Content-Type", mediaType)
-	for i := 0; i < len(header); i += 2 {
-		r.Header.Set(header[i], header[i+1])
-	}
-	s.ServeHTTP(w, r)
-	return w
+	return s.send(method, target, strings.NewReader(body), append([]string{"Content-Type", mediaType}, header...)...)
 }
 
 func ifUnmodified(after time.Duration) []string {
@@ -128,19 +125,14 @@ func TestAnAcknowledgedIndexKeepsItsManifests(t *testing.T) {
 			child := other.image(t, "layer")
 			other.request(t, http.StatusCreated, "PUT", manifestPath(child), strings.NewReader(child))
 			var deleted *httptest.ResponseRecorder
-			hooked := hookedDriver{fired: new(atomic.Bool), afterRead: storage.BlobPath(digest.FromString(child))}
 			var s *Registry
-			hooked.hook = func() {
+			s = openHooked(t, root, &hookedDriver{afterRead: storage.BlobPath(digest.FromString(child)), hook: func() {
 				deleter := other
 				if processes == 1 {
 					deleter = s
 				}
 				deleted = ask(t, deleter, "DELETE", manifestPath(child), "", "", ifUnmodified(time.Hour)...)
-			}
-			s = openAt(t, root, func(d storagedriver.StorageDriver) storagedriver.StorageDriver {
-				hooked.StorageDriver = d
-				return hooked
-			})
+			}})
 			index := indexOfOne(child)
 			pushed := ask(t, s, "PUT", "/v2/a/manifests/multi", indexType, index)
 			if deleted == nil || deleted.Code != http.StatusAccepted {
@@ -169,11 +161,9 @@ func TestAManifestOfAnIndexThatIsBeingPushedIsKept(t *testing.T) {
 	other.request(t, http.StatusCreated, "PUT", manifestPath(child), strings.NewReader(child))
 	index := indexOfOne(child)
 	var deleted *httptest.ResponseRecorder
-	s := openAt(t, root, func(d storagedriver.StorageDriver) storagedriver.StorageDriver {
-		return backLinkHook{hookedDriver{StorageDriver: d, fired: new(atomic.Bool), hook: func() {
-			deleted = ask(t, other, "DELETE", manifestPath(child), "", "", ifUnmodified(time.Hour)...)
-		}}}
-	})
+	s := openHooked(t, root, &hookedDriver{afterBackLink: true, hook: func() {
+		deleted = ask(t, other, "DELETE", manifestPath(child), "", "", ifUnmodified(time.Hour)...)
+	}})
 	pushed := ask(t, s, "PUT", "/v2/a/manifests/multi", indexType, index)
 	if deleted == nil || deleted.Code != http.StatusPreconditionFailed || pushed.Code != http.StatusCreated {
 		t.Fatalf("deletion %v, push %d %s", deleted, pushed.Code, pushed.Body)
@@ -181,17 +171,6 @@ func TestAManifestOfAnIndexThatIsBeingPushedIsKept(t *testing.T) {
 	if got := ask(t, s, "GET", manifestPath(child), "", ""); got.Code != http.StatusOK {
 		t.Errorf("the manifest of the acknowledged index: %d", got.Code)
 	}
-}
-
-// backLinkHook calls the hook after a back link was written.
-type backLinkHook struct{ hookedDriver }
-
-func (d backLinkHook) PutContent(ctx context.Context, path string, content []byte) error {
-	err := d.StorageDriver.PutContent(ctx, path, content)
-	if storage.BackLink.MatchString(path) {
-		d.fire()
-	}
-	return err
 }
 
 // An index is pushed when the deletion of its manifest has found no index, and before it deletes the manifest.
@@ -206,18 +185,15 @@ func TestAnIndexPushedDuringADeletionKeepsItsManifests(t *testing.T) {
 			other.request(t, http.StatusCreated, "PUT", manifestPath(child), strings.NewReader(child))
 			pushed := make(chan int, 1)
 			var s *Registry
-			s = openAt(t, root, func(d storagedriver.StorageDriver) storagedriver.StorageDriver {
-				return hookedDriver{StorageDriver: d, fired: new(atomic.Bool), stats: new(atomic.Int32),
-					beforeSecondStat: storage.RevisionPath("a", digest.FromString(child)),
-					beforeDelete:     storage.RevisionPath("a", digest.FromString(child)), hook: func() {
-						pusher := other
-						if processes == 1 {
-							pusher = s
-						}
-						go func() { pushed <- ask(t, pusher, "PUT", "/v2/a/manifests/multi", indexType, indexOfOne(child)).Code }()
-						time.Sleep(300 * time.Millisecond) // it ends, or waits for the deletion
-					}}
-			})
+			link := storage.RevisionPath("a", digest.FromString(child))
+			s = openHooked(t, root, &hookedDriver{beforeSecondStat: link, beforeDelete: link, hook: func() {
+				pusher := other
+				if processes == 1 {
+					pusher = s
+				}
+				go func() { pushed <- ask(t, pusher, "PUT", "/v2/a/manifests/multi", indexType, indexOfOne(child)).Code }()
+				time.Sleep(300 * time.Millisecond) // it ends, or waits for the deletion
+			}})
 			if got := ask(t, s, "DELETE", manifestPath(child), "", "", ifUnmodified(time.Hour)...); got.Code != http.StatusAccepted {
 				t.Fatalf("deletion: %d %s", got.Code, got.Body)
 			}
@@ -245,12 +221,10 @@ func TestAnAcknowledgedReferrerKeepsItsBackLink(t *testing.T) {
 	link := storage.RepositoriesPath + "/a/_referrers/" + storage.DigestPath(digest.FromString(subject)) + "/" +
 		storage.DigestPath(digest.FromString(referrer))
 	pushed := make(chan int, 1)
-	s := openAt(t, root, func(d storagedriver.StorageDriver) storagedriver.StorageDriver {
-		return hookedDriver{StorageDriver: d, fired: new(atomic.Bool), beforeDelete: link, hook: func() {
-			go func() { pushed <- ask(t, other, "PUT", manifestPath(referrer), manifestType, referrer).Code }()
-			time.Sleep(300 * time.Millisecond) // it ends, or waits for the deletion
-		}}
-	})
+	s := openHooked(t, root, &hookedDriver{beforeDelete: link, hook: func() {
+		go func() { pushed <- ask(t, other, "PUT", manifestPath(referrer), manifestType, referrer).Code }()
+		time.Sleep(300 * time.Millisecond) // it ends, or waits for the deletion
+	}})
 	if got := ask(t, s, "DELETE", manifestPath(referrer), "", ""); got.Code != http.StatusAccepted {
 		t.Fatalf("deletion: %d %s", got.Code, got.Body)
 	}

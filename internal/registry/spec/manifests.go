@@ -1,11 +1,14 @@
 package spec
 
 import (
-	"cmp"
+	"bytes"
 	"context"
 	"errors"
+	"fmt"
+	"net/http"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/distribution/distribution/v3"
 	"github.com/distribution/distribution/v3/registry/api/errcode"
@@ -14,144 +17,164 @@ import (
 
 	"github.com/zarf-dev/zarf-registry/internal/registry/content"
 	"github.com/zarf-dev/zarf-registry/internal/registry/request"
-	"github.com/zarf-dev/zarf-registry/internal/registry/storage"
-	"github.com/zarf-dev/zarf-registry/internal/registry/volume"
 )
 
-// manifestStore stores a repository's manifests, with the links that distribution lacks.
-type manifestStore struct {
-	distribution.ManifestService
-	repository distribution.Repository
-	source     *Registry
+// serveManifest serves requests for a manifest or a tag.
+func (s *Registry) serveManifest(w http.ResponseWriter, r *http.Request, to request.Target) error {
+	d, invalid := digest.Parse(to.Manifest)
+	writes := r.Method == http.MethodPut || r.Method == http.MethodDelete
+	switch {
+	case invalid != nil && strings.Contains(to.Manifest, ":"):
+		return errcode.ErrorCodeDigestInvalid.WithDetail(to.Manifest)
+	case r.Method == http.MethodGet || r.Method == http.MethodHead:
+		return s.getManifest(w, r, to)
+	case writes && s.readOnly:
+		return errReadOnly
+	case r.Method == http.MethodPut:
+		return s.putManifest(w, r, to)
+	case !writes:
+		w.Header().Set("Allow", "GET, HEAD, PUT, DELETE")
+		return errcode.ErrorCodeUnsupported.WithMessage("manifests are read, put and deleted")
+	case invalid != nil:
+		return s.deleteTag(w, r, to)
+	}
+	return s.deleteManifest(w, r, to.Repository, d)
 }
 
-// Put stores a manifest. When it returns, the manifest has all its digests, back links and tags.
-func (m manifestStore) Put(
-	ctx context.Context, manifest distribution.Manifest, options ...distribution.ManifestServiceOption,
-) (digest.Digest, error) {
-	stored, err := m.put(ctx, manifest, options...)
-	volume.RecordNoSpace(ctx, err)
-	return stored, err
+var errReadOnly = errcode.ErrorCodeUnsupported.WithMessage("the registry is read-only")
+
+// getManifest serves a manifest. It does not exist if it is damaged. Clients that may push find it only if everything
+// that it needs exists: with HEAD they ask whether they have to push.
+func (s *Registry) getManifest(w http.ResponseWriter, r *http.Request, to request.Target) (err error) {
+	ctx, unknown := r.Context(), errcode.ErrorCodeManifestUnknown.WithDetail(to.Manifest)
+	d := digest.Digest(to.Manifest)
+	if d.Validate() != nil {
+		if d, err = s.currentTag(ctx, to.Repository, to.Manifest); err != nil {
+			return err
+		} else if d == "" {
+			return unknown
+		}
+	}
+	caller := request.CallerOf(ctx)
+	complete := r.Method == http.MethodHead && (caller == nil || caller.Pushes)
+	if complete { // a push that skips existing manifests
+		use := s.collector.Rely(d)
+		defer func() { use.Done(err == nil) }()
+	}
+	data, err := s.Manifest(ctx, to.Repository, d)
+	if errors.Is(err, content.ErrUnknownManifest) || content.IsDamaged(err) {
+		return unknown
+	}
+	if err != nil {
+		return err
+	}
+	described, err := content.Describe(data) // which limits what distribution's decoders take
+	mediaType := described.Type()
+	if err == nil {
+		_, _, err = distribution.UnmarshalManifest(mediaType, data)
+	}
+	if err != nil {
+		s.Log.Warn("stored manifest is invalid", "repository", to.Repository, "digest", d.String(), "error", err)
+		return unknown
+	}
+	if complete {
+		err := s.Lacking(ctx, to.Repository, described)
+		if errors.As(err, new(distribution.ErrManifestBlobUnknown)) || errors.As(err, new(errcode.Error)) {
+			return unknown
+		}
+		if err != nil {
+			return err
+		}
+	}
+	if !accepts(r, mediaType) {
+		return errcode.ErrorCodeManifestUnknown.WithMessage("the header Accept lacks the manifest's type, " + mediaType)
+	}
+	header := w.Header()
+	header.Set("Content-Type", mediaType)
+	header.Set("Docker-Content-Digest", d.String())
+	header.Set("ETag", fmt.Sprintf("%q", d))
+	http.ServeContent(w, r, "", time.Time{}, bytes.NewReader(data))
+	return nil
 }
 
-func (m manifestStore) put(
-	ctx context.Context, manifest distribution.Manifest, options ...distribution.ManifestServiceOption,
-) (stored digest.Digest, err error) {
-	in := intentOf(ctx)
-	pushed := in.push
-	own, needed := m.source.collector.Rely(pushed.digests...), m.source.collector.Rely(pushed.needs...)
+// accepts reports whether a client takes a type: most take any or do not say. Docker's types are older than the header.
+func accepts(r *http.Request, mediaType string) bool {
+	accept := strings.Join(r.Header["Accept"], ",")
+	return accept == "" || strings.Contains(accept, "*") || strings.Contains(accept, mediaType) ||
+		mediaType != v1.MediaTypeImageManifest && mediaType != v1.MediaTypeImageIndex
+}
+
+// putManifest stores a manifest. When it returns, the manifest has all its digests, back links and tags. An upload that
+// needs what another process's collection may remove waits: see package collect.
+func (s *Registry) putManifest(w http.ResponseWriter, r *http.Request, to request.Target) (err error) {
+	ctx := r.Context()
+	data, done, err := content.Receive(ctx, r.Body)
+	if err != nil { // the client has disconnected, or sends nothing
+		return request.ErrCanceled
+	}
+	defer done()
+	p, err := s.newPush(r, to, data)
+	if err != nil {
+		return err
+	}
+	created, err := p.reserve(r.Body)
+	if err != nil {
+		return err
+	}
+	// A slow client has not used up the time for which a reading of the lease is valid.
+	if p.admission, err = s.collector.Admit(ctx, to.Repository, slices.Concat(p.digests, p.Needs)); err != nil {
+		return err
+	}
+	own, needed := s.collector.Rely(p.digests...), s.collector.Rely(p.Needs...)
 	defer func() {
 		own.Done(err == nil)
 		needed.Done(err == nil)
 	}()
-	if err := needed.Missing(ctx, m.repository.Named().Name()); err != nil {
-		return "", err
+	if err := needed.Missing(ctx, to.Repository); err != nil {
+		return err
 	}
-	if err := m.source.Lacking(ctx, m.repository.Named().Name(), pushed.described); err != nil {
-		if missing, ok := errors.AsType[distribution.ErrManifestBlobUnknown](err); ok {
-			err = distribution.ErrManifestVerification{missing}
-		}
-		return "", err
+	if err := s.Lacking(ctx, to.Repository, p.Described); err != nil {
+		return err
 	}
-	in.store = func() (digest.Digest, error) { return m.store(ctx, manifest, pushed, options...) }
-	stored, err = in.store()
-	if hasForbiddenURLs(err) {
-		return "", errcode.ErrorCodeManifestInvalid.WithMessage("a layer of the image is stored at a URL from which this " +
-			"registry does not let nodes pull")
+	if err := s.store(ctx, p); err != nil {
+		return err
 	}
-	if err != nil {
-		return "", err
-	}
-	for _, tag := range pushed.tags {
-		if err := m.repository.Tags(ctx).Tag(ctx, tag, v1.Descriptor{Digest: cmp.Or(pushed.named, stored)}); err != nil {
-			return "", err
+	for _, tag := range p.tags {
+		if err := s.tag(ctx, p, tag); err != nil {
+			return err
 		}
 	}
-	return stored, nil
+	if err := p.admission.Finish(ctx); err != nil {
+		return err
+	}
+	created()
+	p.describe(w.Header())
+	w.WriteHeader(http.StatusCreated)
+	return nil
 }
 
 // storeAttempts limits how often a manifest is written again that deletions have removed.
 const storeAttempts = 5
 
 // store writes a manifest with its links, until no deletion has removed any of them: see collect.Intent.
-func (m manifestStore) store(
-	ctx context.Context, manifest distribution.Manifest, pushed push, options ...distribution.ManifestServiceOption,
-) (digest.Digest, error) {
-	mediaType, data, err := manifest.Payload()
-	if err != nil {
-		return "", err
-	}
-	name := m.repository.Named().Name()
-	linked := v1.Descriptor{MediaType: mediaType, Digest: cmp.Or(pushed.named, pushed.digests[0])}
-	involved := slices.Clone(pushed.digests)
-	for _, child := range pushed.described.Children {
+func (s *Registry) store(ctx context.Context, p *push) error {
+	involved := slices.Clone(p.digests)
+	for _, child := range p.Children {
 		involved = append(involved, child.Digest)
 	}
 	for range storeAttempts {
-		// They come first, so that no interrupted push leaves a manifest without them: the client would find it, and skip it.
-		if err := m.source.AddBackLinks(ctx, name, linked, data); err != nil {
-			return "", err
+		if err := s.Write(ctx, p.repository, p.content, p.digests, p.links); err != nil {
+			return err
 		}
-		replacing := content.Replacing(ctx, storage.BlobPath(pushed.digests[0]))
-		stored, err := m.ManifestService.Put(replacing, manifest, options...)
-		if err == nil && pushed.named != "" {
-			err = m.source.Link(ctx, storage.RevisionPath(name, pushed.named), stored)
+		if err := s.collector.AwaitDeletions(ctx, p.repository, involved...); err != nil {
+			return err
 		}
-		if err == nil {
-			err = m.source.collector.AwaitDeletions(ctx, name, involved...)
+		if err := s.LackingChild(ctx, p.repository, p.Described); err != nil {
+			return err
 		}
-		if err != nil {
-			return "", err
-		}
-		if err := m.source.LackingChild(ctx, name, pushed.described); err != nil {
-			return "", distribution.ErrManifestVerification{err}
-		}
-		if found, err := m.source.IsLinked(ctx, name, linked, data); found || err != nil {
-			return stored, err
+		if found, err := s.HasAll(ctx, p.repository, p.name(), p.links); found || err != nil {
+			return err
 		}
 	}
-	return "", request.Unavailable("the manifest was deleted again and again while it was pushed: push it later")
-}
-
-// hasForbiddenURLs reports whether distribution refuses a manifest for the URLs of a layer, which would be a 500.
-func hasForbiddenURLs(err error) bool {
-	var problems distribution.ErrManifestVerification
-	return errors.As(err, &problems) && slices.ContainsFunc(problems, func(problem error) bool {
-		return strings.HasSuffix(problem.Error(), "URL on layer")
-	})
-}
-
-// Get returns a manifest. It does not exist if it is damaged, or if it must be complete and is not.
-func (m manifestStore) Get(
-	ctx context.Context, d digest.Digest, _ ...distribution.ManifestServiceOption,
-) (manifest distribution.Manifest, err error) {
-	name := m.repository.Named().Name()
-	unknown := distribution.ErrManifestUnknownRevision{Name: name, Revision: d}
-	if intentOf(ctx).complete { // a push that skips existing manifests
-		use := m.source.collector.Rely(d)
-		defer func() { use.Done(err == nil) }()
-	}
-	data, err := m.source.Manifest(ctx, name, d)
-	if errors.Is(err, content.ErrUnknownManifest) || content.IsDamaged(err) {
-		return nil, unknown
-	}
-	if err != nil {
-		return nil, err
-	}
-	described, err := content.Describe(data) // which limits what distribution's decoders take
-	if err == nil {
-		manifest, _, err = distribution.UnmarshalManifest(described.Type(), data)
-	}
-	if err != nil {
-		m.source.Log.Warn("stored manifest is invalid", "repository", name, "digest", d.String(), "error", err)
-		return nil, unknown
-	}
-	if !intentOf(ctx).complete {
-		return manifest, nil
-	}
-	err = m.source.Lacking(ctx, name, described)
-	if errors.As(err, new(distribution.ErrManifestBlobUnknown)) || errors.As(err, new(errcode.Error)) {
-		return nil, unknown
-	}
-	return manifest, err
+	return request.Unavailable("the manifest was deleted again and again while it was pushed: push it later")
 }

@@ -3,9 +3,11 @@ package spec
 import (
 	"context"
 	"errors"
+	"net/http"
 
 	"github.com/distribution/distribution/v3"
 	"github.com/distribution/reference"
+	"github.com/opencontainers/go-digest"
 	v1 "github.com/opencontainers/image-spec/specs-go/v1"
 
 	"github.com/zarf-dev/zarf-registry/internal/registry/storage"
@@ -18,12 +20,29 @@ import (
 // specifies with from=REPOSITORY. This registry mounts every stored blob, because clients that may push
 // to one repository may read all of them.
 
+// beginUpload serves a POST. What a collection would refuse is refused before it is sent.
+func (s *Registry) beginUpload(w http.ResponseWriter, r *http.Request) error {
+	if d := toMount(r); d != "" {
+		if err := s.collector.AdmitBlob(r.Context(), d); err != nil {
+			return err
+		}
+	}
+	s.distribute(w, r)
+	return nil
+}
+
+// toMount returns the digest of the blob that a request asks to mount, or "". An invalid one is left to distribution.
+func toMount(r *http.Request) digest.Digest {
+	d, _ := digest.Parse(r.URL.Query().Get("mount"))
+	return d
+}
+
 // Create begins an upload. If the request names a stored blob, Create mounts it, whatever repository it
 // came from, and returns a [distribution.ErrBlobMounted].
 func (s blobStore) Create(
 	ctx context.Context, options ...distribution.BlobCreateOption,
 ) (distribution.BlobWriter, error) {
-	named := intentOf(ctx).mount
+	named := toMount(requestOf(ctx))
 	stored, size, found := s.source.collector.Stored(ctx, named)
 	switch {
 	case named != "" && !found:
@@ -64,11 +83,6 @@ func (m mountStored) Apply(v any) error {
 	if !ok {
 		return distribution.ErrUnsupported
 	}
-	options.Mount.ShouldMount = true
-	// Notifications contain the repository.
-	if from := options.Mount.From; from == nil || from.Digest() != m.from.Digest() {
-		options.Mount.From = m.from
-	}
-	options.Mount.Stat = &m.blob
+	options.Mount.ShouldMount, options.Mount.From, options.Mount.Stat = true, m.from, &m.blob
 	return nil
 }

@@ -6,6 +6,8 @@ import (
 	"io"
 	"log/slog"
 	"maps"
+	"net/http"
+	"net/http/httptest"
 	"slices"
 	"strings"
 	"testing"
@@ -59,16 +61,13 @@ func TestMountWritesWhatDistributionWrites(t *testing.T) {
 			if _, err := blobs(own, "distribution").Create(ctx, upstream.WithMountFrom(from)); !errors.As(err, &want) {
 				t.Fatalf("distribution did not mount: %v", err)
 			}
-			if _, err := blobs(ours, "discovered").Create(context.WithValue(ctx, intentKey{}, &intent{mount: stored.Digest})); !errors.As(err,
-				&got) {
+			request := httptest.NewRequestWithContext(ctx, http.MethodPost, "/?mount="+stored.Digest.String(), nil)
+			if _, err := blobs(ours, "discovered").Create(context.WithValue(ctx, requestKey{}, request)); !errors.As(err, &got) {
 				t.Fatalf("it was not mounted: %v", err)
 			}
 			if got.Descriptor.Digest != want.Descriptor.Digest || got.Descriptor.Size != want.Descriptor.Size ||
 				got.Descriptor.MediaType != want.Descriptor.MediaType {
 				t.Errorf("mounted %+v, distribution %+v", got.Descriptor, want.Descriptor)
-			}
-			if got.From == nil {
-				t.Error("the repository for notifications is missing")
 			}
 			wrote, wanted := tree(t, driver, "discovered"), tree(t, driver, "distribution")
 			if !maps.Equal(wrote, wanted) || len(wanted) == 0 {
@@ -80,6 +79,14 @@ func TestMountWritesWhatDistributionWrites(t *testing.T) {
 			}
 		})
 	}
+}
+
+func named(repository string) reference.Named {
+	name, err := reference.WithName(repository)
+	if err != nil {
+		panic(err)
+	}
+	return name
 }
 
 // tree returns the files of a repository and their content.

@@ -1,139 +1,137 @@
 package spec
 
 import (
-	"bytes"
-	"cmp"
+	"errors"
 	"io"
 	"net/http"
 	"net/url"
-	"slices"
+	"regexp"
 	"strings"
 
+	"github.com/distribution/distribution/v3"
+	"github.com/distribution/distribution/v3/configuration"
 	"github.com/distribution/distribution/v3/registry/api/errcode"
 	"github.com/distribution/reference"
 	"github.com/opencontainers/go-digest"
-	v1 "github.com/opencontainers/image-spec/specs-go/v1"
 
 	"github.com/zarf-dev/zarf-registry/internal/oci"
+	"github.com/zarf-dev/zarf-registry/internal/registry/collect"
 	"github.com/zarf-dev/zarf-registry/internal/registry/content"
 	"github.com/zarf-dev/zarf-registry/internal/registry/request"
 	"github.com/zarf-dev/zarf-registry/internal/registry/volume"
 )
 
-// push is what a manifest upload asks for beyond what distribution supports.
+// push is a manifest that a client uploads.
 type push struct {
-	// named is the manifest's digest in the URL, if it is not the SHA-256 digest.
-	named digest.Digest
-	// tags are the parameters tag of a push by digest.
-	tags []string
-	// subject is the manifest's, if it has one.
-	subject digest.Digest
-	// digests are the manifest's own, needs what it refers to, apart from its subject, which may be missing.
-	digests, needs []digest.Digest
-	described      content.Described
+	content.Described
+	repository string
+	content    []byte
+	// digests are its own: SHA-256, and the one in the URL, if that is another.
+	digests []digest.Digest
+	// tags are the one in the URL, or the parameters of a push by digest.
+	tags     []string
+	byDigest bool
+	links    content.BackLinks
+
+	admission *collect.Admission
 }
 
-// pushManifest serves uploads of manifests. It adds to them digests other than SHA-256, tags as parameters of a push by
-// digest, and the response header OCI-Subject. An upload that needs what another process's collection may remove waits:
-// see package collect.
-func (s *Registry) pushManifest(w http.ResponseWriter, r *http.Request, to request.Target, in *intent) {
-	data, done, err := content.Receive(r.Context(), r.Body)
-	if err != nil { // the client has disconnected, or sends nothing
-		request.WriteError(w, request.ErrCanceled)
-		return
-	}
-	defer done()
-	pushed, stored, err := newPush(to.Manifest, r.URL.Query(), data)
-	if err != nil {
-		request.WriteError(w, err)
-		return
-	}
-	created, err := reserve(r, to.Repository, pushed, data)
-	if err != nil {
-		request.WriteError(w, err)
-		return
-	}
-	// A slow client has not used up the time for which a reading of the lease is valid.
-	admission, err := s.collector.Admit(r.Context(), to.Repository, slices.Concat(pushed.digests, pushed.needs))
-	if err != nil {
-		request.WriteError(w, err)
-		return
-	}
-	in.push, in.admission = pushed, admission
-	r.Body = io.NopCloser(bytes.NewReader(data))
-	r.URL = &url.URL{Path: strings.TrimSuffix(r.URL.Path, to.Manifest) + stored}
-	response := request.Buffer(w)
-	s.distribute(response, r)
-	if err := admission.Finish(r.Context(), response.Status < http.StatusMultipleChoices); err != nil {
-		request.ClearHeader(w.Header())
-		request.WriteError(w, err)
-		return
-	}
-	if response.Status == http.StatusCreated {
-		created()
-		pushed.describe(w.Header(), "/v2/"+to.Repository+"/manifests/")
-	}
-	response.Send(w)
-}
+// name is the digest by which the client knows the manifest.
+func (p *push) name() digest.Digest { return p.digests[len(p.digests)-1] }
 
-// reserve keeps space for a manifest's back links. Created must be called if they are stored.
-func reserve(r *http.Request, repository string, pushed push, data []byte) (created func(), err error) {
-	body, limited := r.Body.(*volume.Body)
-	if !limited {
-		return func() {}, nil
-	}
-	written, occupied, err := content.BackLinksSize(repository, v1.Descriptor{MediaType: r.Header.Get("Content-Type"),
-		Digest: cmp.Or(pushed.named, pushed.digests[0])}, data)
-	if err != nil {
-		return nil, errcode.ErrorCodeManifestInvalid.WithDetail(err.Error())
-	}
-	return func() { body.Wrote(written) }, body.Reserve(occupied)
-}
-
-// newPush also returns the tag or digest under which distribution stores the manifest.
-func newPush(name string, query url.Values, data []byte) (p push, stored string, err error) {
+// newPush returns an OCI error if the manifest is not valid.
+func (s *Registry) newPush(r *http.Request, to request.Target, data []byte) (*push, error) {
 	if len(data) > oci.MaxManifestSize {
-		return push{}, "", errTooLarge
+		return nil, errcode.ErrorCodeSizeInvalid.WithMessage("a manifest may have at most 4 MiB")
 	}
-	m, err := content.Describe(data)
-	if err != nil {
-		return push{}, "", errcode.ErrorCodeManifestInvalid.WithDetail(err.Error())
+	p := &push{repository: to.Repository, content: data, digests: []digest.Digest{digest.FromBytes(data)}}
+	if d := digest.Digest(to.Manifest); d.Validate() != nil {
+		p.tags = []string{to.Manifest}
+	} else {
+		if got := d.Algorithm().FromBytes(data); got != d {
+			return nil, errcode.ErrorCodeDigestInvalid.WithDetail("the digest of the content is " + got.String())
+		}
+		if d != p.digests[0] {
+			p.digests = append(p.digests, d)
+		}
+		p.byDigest, p.tags = true, r.URL.Query()["tag"]
 	}
-	p = push{subject: m.Subject, digests: []digest.Digest{digest.FromBytes(data)}, needs: m.Needs, described: m}
-	d := digest.Digest(name)
-	if d.Validate() != nil {
-		return p, name, nil
-	}
-	if d.Algorithm().FromBytes(data) != d {
-		return push{}, "", errcode.ErrorCodeDigestInvalid.WithDetail("the digest of the content is " +
-			d.Algorithm().FromBytes(data).String())
-	}
-	p.tags = query["tag"]
 	for _, tag := range p.tags {
 		if tag == "" || reference.TagRegexp.FindString(tag) != tag {
-			return push{}, "", errcode.ErrorCodeTagInvalid.WithDetail(tag)
+			return nil, errcode.ErrorCodeTagInvalid.WithDetail(tag)
 		}
 	}
-	if d.Algorithm() != digest.Canonical {
-		p.named = d
-		p.digests = append(p.digests, d)
+	if err := p.parse(r.Header.Get("Content-Type")); err != nil {
+		return nil, errcode.ErrorCodeManifestInvalid.WithDetail(err.Error())
 	}
-	return p, digest.FromBytes(data).String(), nil
+	if !s.urls.permit(p.Described) {
+		return nil, errcode.ErrorCodeManifestInvalid.WithMessage("a layer of the image is stored at a URL from which this " +
+			"registry does not let nodes pull")
+	}
+	return p, nil
 }
 
-// describe adds to the header of the response. Manifests is the path of the repository's manifests.
-func (p push) describe(header http.Header, manifests string) {
-	if p.named != "" {
-		header.Set("Docker-Content-Digest", p.named.String())
-		header.Set("Location", manifests+p.named.String())
+func (p *push) parse(mediaType string) (err error) {
+	if p.Described, err = content.Describe(p.content); err != nil { // it limits what distribution's decoders take
+		return err
 	}
-	if p.subject != "" {
-		header.Set("OCI-Subject", p.subject.String())
+	if p.SchemaVersion != 2 {
+		return errors.New("the schema version is not 2")
 	}
-	for _, tag := range p.tags {
-		header.Add("OCI-Tag", tag)
+	if _, _, err = distribution.UnmarshalManifest(mediaType, p.content); err != nil {
+		return err
+	}
+	p.links, err = p.BackLinks(p.repository, p.name())
+	return err
+}
+
+// reserve keeps space for the manifest's back links. Created must be called if they are stored.
+func (p *push) reserve(body io.Reader) (created func(), err error) {
+	limited, ok := body.(*volume.Body)
+	if !ok {
+		return func() {}, nil
+	}
+	written, occupied := p.links.Size()
+	return func() { limited.Wrote(written) }, limited.Reserve(occupied)
+}
+
+// describe adds to the header of the response.
+func (p *push) describe(header http.Header) {
+	header.Set("Docker-Content-Digest", p.name().String())
+	header.Set("Location", "/v2/"+p.repository+"/manifests/"+p.name().String())
+	if p.Subject != "" {
+		header.Set("OCI-Subject", p.Subject.String())
+	}
+	if p.byDigest {
+		for _, tag := range p.tags {
+			header.Add("OCI-Tag", tag)
+		}
 	}
 }
 
-// errTooLarge means that a manifest is larger than oci.MaxManifestSize.
-var errTooLarge = errcode.ErrorCodeSizeInvalid.WithMessage("a manifest may have at most 4 MiB")
+// urlPolicy says from where nodes may pull layers that are not stored here. The zero value permits everything.
+type urlPolicy struct{ allow, deny *regexp.Regexp }
+
+// newURLPolicy takes expressions that distribution has validated.
+func newURLPolicy(config configuration.Validation) (p urlPolicy) {
+	compile := func(any []string) *regexp.Regexp {
+		if len(any) == 0 || config.Disabled {
+			return nil
+		}
+		return regexp.MustCompile(strings.Join(any, "|"))
+	}
+	return urlPolicy{compile(config.Manifests.URLs.Allow), compile(config.Manifests.URLs.Deny)}
+}
+
+func (p urlPolicy) permit(m content.Described) bool {
+	for _, blob := range m.Blobs {
+		for _, text := range blob.URLs {
+			u, err := url.Parse(text)
+			if err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Fragment != "" ||
+				p.allow != nil && !p.allow.MatchString(text) || p.deny != nil && p.deny.MatchString(text) {
+				return false
+			}
+		}
+	}
+	return true
+}

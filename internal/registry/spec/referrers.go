@@ -17,32 +17,27 @@ import (
 
 // listReferrers serves lists of referrers (OCI distribution spec, "Listing Referrers"). A list may have several
 // pages: the parameters are n, the number of descriptors, and last, the digest after which a page begins.
-func (s *Registry) listReferrers(w http.ResponseWriter, r *http.Request, to request.Target) {
+func (s *Registry) listReferrers(w http.ResponseWriter, r *http.Request, to request.Target) error {
 	if r.Method != http.MethodGet && r.Method != http.MethodHead {
 		w.Header().Set("Allow", "GET, HEAD")
-		request.WriteError(w, errcode.ErrorCodeUnsupported.WithMessage("referrers can only be listed"))
-		return
+		return errcode.ErrorCodeUnsupported.WithMessage("referrers can only be listed")
 	}
 	d, err := digest.Parse(to.Subject)
 	if err != nil {
-		request.WriteError(w, errcode.ErrorCodeDigestInvalid.WithDetail(to.Subject))
-		return
+		return errcode.ErrorCodeDigestInvalid.WithDetail(to.Subject)
 	}
 	query := r.URL.Query()
 	limit := content.MaxReferrers
 	if n := query.Get("n"); n != "" {
 		if limit, err = strconv.Atoi(n); err != nil || limit < 1 {
-			request.WriteError(w, errcode.ErrorCodePaginationNumberInvalid.WithDetail(n))
-			return
+			return errcode.ErrorCodePaginationNumberInvalid.WithDetail(n)
 		}
 		limit = min(limit, content.MaxReferrers)
 	}
 	artifactType := query.Get("artifactType")
 	page, more, err := s.Referrers(r.Context(), to.Repository, d, artifactType, digest.Digest(query.Get("last")), limit)
 	if err != nil {
-		s.Log.Error("listing referrers failed", "repository", to.Repository, "subject", to.Subject, "error", err)
-		request.WriteError(w, errcode.ErrorCodeUnknown.WithMessage("listing referrers failed: see the registry's log"))
-		return
+		return err
 	}
 	header := w.Header()
 	if artifactType != "" {
@@ -59,12 +54,12 @@ func (s *Registry) listReferrers(w http.ResponseWriter, r *http.Request, to requ
 		Versioned: specs.Versioned{SchemaVersion: 2}, MediaType: v1.MediaTypeImageIndex, Manifests: page,
 	})
 	if err != nil {
-		request.WriteError(w, err)
-		return
+		return err
 	}
 	header.Set("Content-Type", v1.MediaTypeImageIndex)
 	header.Set("Content-Length", strconv.Itoa(len(encoded)))
 	if r.Method == http.MethodGet {
 		_, _ = w.Write(encoded) // the client may have disconnected
 	}
+	return nil
 }

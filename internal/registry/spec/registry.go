@@ -1,6 +1,6 @@
-// Package spec serves the OCI distribution specification: distribution's handlers, with what they lack. That is lists
-// of referrers, digests other than SHA-256, tags as parameters of a push, uploads in a single request, mounts from any
-// repository, and conditional deletions.
+// Package spec serves the OCI distribution specification, on distribution's storage layout: uploads and the list of
+// repositories with distribution's handlers, everything else itself. To uploads it adds digests other than SHA-256, a
+// single request, and mounts from any repository.
 //
 // It does not decide who may do what. It asks package content what is stored, package collect what a push may rely on,
 // and package volume whether it fits.
@@ -8,16 +8,21 @@ package spec
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net/http"
-	"strings"
+	"net/url"
 
+	"github.com/distribution/distribution/v3"
 	"github.com/distribution/distribution/v3/configuration"
+	"github.com/distribution/distribution/v3/registry/api/errcode"
 	"github.com/distribution/distribution/v3/registry/handlers"
-	"github.com/opencontainers/go-digest"
+	storagedriver "github.com/distribution/distribution/v3/registry/storage/driver"
+	"github.com/distribution/distribution/v3/registry/storage/driver/factory"
+	"github.com/distribution/reference"
 
-	"github.com/zarf-dev/zarf-registry/internal/oci"
 	"github.com/zarf-dev/zarf-registry/internal/registry/collect"
 	"github.com/zarf-dev/zarf-registry/internal/registry/content"
 	"github.com/zarf-dev/zarf-registry/internal/registry/request"
@@ -29,30 +34,50 @@ import (
 type Registry struct {
 	*content.Store
 	readOnly  bool
+	headers   http.Header // of all responses
+	urls      urlPolicy
+	maxTags   int // in a page
 	collector *collect.Collector
 	space     *volume.Space
 	tags      tagLocks
 	commits   commits
 	app       *handlers.App // distribution's
-	next      http.Handler  // the app, but for tests
 	limited   http.Handler
 }
 
-// Open returns a registry, and takes ownership of the configuration. Use must be called before the first request.
-func Open(config *configuration.Configuration, log *slog.Logger) (s *Registry, err error) {
+// openDriver gives distribution a driver that is open.
+type openDriver struct{ storagedriver.StorageDriver }
+
+const openDriverName = "zarf-registry"
+
+func init() { factory.Register(openDriverName, openDriver{}) }
+
+// Create implements [factory.StorageDriverFactory].
+func (openDriver) Create(_ context.Context, parameters map[string]any) (storagedriver.StorageDriver, error) {
+	return parameters["driver"].(storagedriver.StorageDriver), nil
+}
+
+// Open returns a registry, and takes ownership of the configuration, whose driver is open. Use must be called before
+// the first request.
+func Open(config *configuration.Configuration, driver storagedriver.StorageDriver, log *slog.Logger) (
+	s *Registry, err error,
+) {
 	defer func() { // distribution panics on an invalid configuration
 		if p := recover(); p != nil {
 			err = fmt.Errorf("configuration: %v", p)
 		}
 	}()
-	s = &Registry{Store: &content.Store{Log: log}, readOnly: storage.ReadOnly(config.Storage)}
+	s = &Registry{Store: &content.Store{Driver: driver, Log: log}, readOnly: storage.ReadOnly(config.Storage),
+		headers: config.HTTP.Headers}
+	config.HTTP.Headers = nil
+	config.Storage = maps.Clone(config.Storage)
+	delete(config.Storage, config.Storage.Type())
+	config.Storage[openDriverName] = configuration.Parameters{"driver": content.ForUploads(driver)}
 	config.Middleware = map[string][]configuration.Middleware{
-		"registry": {{Name: unbufferedBlobs, Options: configuration.Parameters{"source": s}}}, // sets Driver
-		"storage":  {{Name: content.IntactContent}},
+		"registry": {{Name: ownUploads, Options: configuration.Parameters{"source": s}}},
 	}
-	storage.UseDurableFiles(config)
 	s.app = handlers.NewApp(context.Background(), config)
-	s.next = s.app
+	s.urls, s.maxTags = newURLPolicy(config.Validation), config.Tags.MaxTags
 	return s, nil
 }
 
@@ -68,74 +93,63 @@ func (s *Registry) Shutdown() error { return s.app.Shutdown() }
 // ServeHTTP implements [http.Handler].
 func (s *Registry) ServeHTTP(w http.ResponseWriter, r *http.Request) { s.limited.ServeHTTP(w, r) }
 
-// intent is what a request asks for beyond what distribution knows. It is in the request's context, for the stores that
-// distribution calls.
-type intent struct {
-	push      push                          // of a manifest
-	admission *collect.Admission            // of that; nil of other requests
-	store     func() (digest.Digest, error) // stores the manifest, also again after a deletion
-	condition *condition                    // of a deletion, or nil
-	mount     digest.Digest                 // of the blob to mount, or ""
-	upload    string                        // the path and query of an upload
-	status    bool                          // the client asks for that of an upload
-	complete  bool                          // a manifest exists only if everything that it needs does
-}
-
-type intentKey struct{}
-
-// intentOf returns the intent of the request that a context belongs to.
-func intentOf(ctx context.Context) *intent {
-	if in, ok := ctx.Value(intentKey{}).(*intent); ok {
-		return in
-	}
-	return &intent{}
-}
-
 func (s *Registry) serve(w http.ResponseWriter, r *http.Request) {
-	to, in := request.TargetOf(r), &intent{}
-	r = r.WithContext(context.WithValue(r.Context(), intentKey{}, in))
+	maps.Copy(w.Header(), s.headers)
+	to := request.TargetOf(r)
+	_, invalid := reference.WithName(to.Repository)
+	var err error
 	switch {
+	case to.Repository != "" && invalid != nil:
+		err = errcode.ErrorCodeNameInvalid.WithDetail(invalid.Error())
 	case to.Subject != "":
-		s.listReferrers(w, r, to)
-	case r.Method == http.MethodPut && to.Manifest != "":
-		s.pushManifest(w, r, to, in)
-	case r.Method == http.MethodDelete && isConditional(r, to):
-		s.deleteUnmodified(w, r, in)
+		err = s.listReferrers(w, r, to)
+	case to.Tags && (r.Method == http.MethodGet || r.Method == http.MethodHead):
+		err = s.listTags(w, r, to.Repository)
+	case to.Manifest != "":
+		err = s.serveManifest(w, r, to)
+	case to.Blob != "":
+		err = s.serveBlob(w, r, to)
 	case r.Method == http.MethodPost && to.Upload && isSinglePost(r):
-		s.uploadAtOnce(w, r)
+		err = s.uploadAtOnce(w, r)
 	case to.Upload && r.Method != http.MethodPost:
-		s.continueUpload(w, r, to)
+		err = s.continueUpload(w, r, to)
+	case to.Upload:
+		err = s.beginUpload(w, r)
 	default:
-		if d, err := digest.Parse(r.URL.Query().Get("mount")); err == nil && to.Upload {
-			// What is refused is refused before it is sent.
-			if err := s.collector.AdmitBlob(r.Context(), d); err != nil {
-				request.WriteError(w, err)
-				return
-			}
-			in.mount = d
-		}
 		s.distribute(w, r)
 	}
+	if err != nil {
+		s.fail(w, r, err)
+	}
 }
 
-// distribute passes a request on to distribution.
-//
-// Manifests of every media type are for clients that accept any or do not say what they accept: distribution would
-// respond to them that the manifest is unknown. Clients that may push find manifests only if everything that these
-// need exists: with HEAD they ask whether they have to push. All parameters come from the URL: a body is content, also
-// if its type is that of a form, which distribution would parse and prefer. An invalid digest to mount is left to
-// distribution.
+// fail responds with an error, which is logged if it is not the client's.
+func (s *Registry) fail(w http.ResponseWriter, r *http.Request, err error) {
+	volume.RecordNoSpace(r.Context(), err)
+	if missing, ok := errors.AsType[distribution.ErrManifestBlobUnknown](err); ok {
+		err = errcode.ErrorCodeManifestBlobUnknown.WithDetail(missing.Digest)
+	} else if errors.Is(err, distribution.ErrBlobUnknown) {
+		err = errcode.ErrorCodeBlobUnknown.WithDetail(request.TargetOf(r).Blob)
+	} else if !errors.As(err, new(errcode.Error)) && r.Context().Err() == nil {
+		s.Log.Error("request failed", "method", r.Method, "path", r.URL.Path, "error", err)
+	}
+	request.WriteError(w, err)
+}
+
+// requestKey is the context key of a request that distribution serves, for the blob stores that it calls.
+type requestKey struct{}
+
+// requestOf returns the request that a context belongs to.
+func requestOf(ctx context.Context) *http.Request {
+	if r, ok := ctx.Value(requestKey{}).(*http.Request); ok {
+		return r
+	}
+	return &http.Request{URL: &url.URL{}}
+}
+
+// distribute passes a request on to distribution. All parameters come from the URL: a body is content, also if its type
+// is that of a form, which distribution would parse and prefer.
 func (s *Registry) distribute(w http.ResponseWriter, r *http.Request) {
-	in := intentOf(r.Context())
-	if accept := strings.Join(r.Header["Accept"], ","); accept == "" || strings.Contains(accept, "*") {
-		r.Header.Set("Accept", oci.Accept)
-	}
-	in.upload = r.URL.RequestURI()
-	in.status = r.Method == http.MethodGet || r.Method == http.MethodHead
-	if r.Method == http.MethodHead {
-		caller := request.CallerOf(r.Context())
-		in.complete = caller == nil || caller.Pushes
-	}
 	r.Form = r.URL.Query()
-	s.next.ServeHTTP(w, r)
+	s.app.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), requestKey{}, r)))
 }

@@ -3,73 +3,67 @@ package spec
 import (
 	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
+	"fmt"
 	"hash/maphash"
-	"io"
+	"net/http"
+	"net/url"
+	"path"
 	"slices"
+	"strconv"
 	"sync"
 
 	"github.com/distribution/distribution/v3"
+	"github.com/distribution/distribution/v3/registry/api/errcode"
 	"github.com/opencontainers/go-digest"
-	v1 "github.com/opencontainers/image-spec/specs-go/v1"
 
 	"github.com/zarf-dev/zarf-registry/internal/registry/content"
 	"github.com/zarf-dev/zarf-registry/internal/registry/request"
 	"github.com/zarf-dev/zarf-registry/internal/registry/storage"
-	"github.com/zarf-dev/zarf-registry/internal/registry/volume"
 )
 
-// currentTags are a repository's tags, for one request.
-type currentTags struct {
-	distribution.TagService
-	source     *Registry
-	repository string
-}
-
-// Tag lets the tag refer to the manifest, unless that will be refused: the previous one stays.
+// tag lets a tag refer to a manifest that is stored, unless that will be refused: the previous one stays.
 //
 // Deletions in other processes do not know of the push yet. That of the previous manifest may remove the tag although
 // it has moved. That of this manifest may have looked for tags before this one was written, which would then refer to
 // nothing. Then both are stored again.
-func (t *currentTags) Tag(ctx context.Context, tag string, manifest v1.Descriptor) error {
-	in := intentOf(ctx)
-	if in.admission != nil {
-		if err := in.admission.ConfirmTag(ctx); err != nil {
-			return err
-		}
+func (s *Registry) tag(ctx context.Context, p *push, tag string) error {
+	if err := p.admission.ConfirmTag(ctx); err != nil {
+		return err
 	}
 	for range storeAttempts {
-		previous, err := t.write(ctx, tag, manifest)
+		previous, err := s.writeTag(ctx, p.repository, tag, p.name())
 		if err == nil {
-			err = t.source.collector.AwaitDeletions(ctx, t.repository, manifest.Digest, previous)
+			err = s.collector.AwaitDeletions(ctx, p.repository, p.name(), previous)
 		}
 		if err != nil {
 			return err
 		}
 		// Another push may have moved the tag meanwhile.
-		found, err := t.source.Exists(ctx, storage.TagPath(t.repository, tag))
+		found, err := s.Exists(ctx, storage.TagPath(p.repository, tag))
 		if err == nil && found {
-			found, err = t.source.Exists(ctx, storage.RevisionPath(t.repository, manifest.Digest))
+			found, err = s.Exists(ctx, storage.RevisionPath(p.repository, p.name()))
 		}
 		if found || err != nil {
 			return err
 		}
-		if _, err := in.store(); err != nil {
-			remove := func() error { return t.TagService.Untag(ctx, tag) }
-			return cmp.Or(t.source.untag(ctx, t.repository, tag, manifest.Digest, remove), err)
+		if err := s.store(ctx, p); err != nil {
+			remove := func() error { return s.Driver.Delete(ctx, storage.TagDir(p.repository, tag)) }
+			return cmp.Or(s.untag(ctx, p.repository, tag, p.name(), remove), err)
 		}
 	}
 	return request.Unavailable("the tag was deleted again and again while it was pushed: push it later")
 }
 
-// write returns the manifest that the tag referred to, or "".
-func (t *currentTags) write(ctx context.Context, tag string, manifest v1.Descriptor) (
-	previous digest.Digest, err error,
-) {
-	defer t.source.tags.lock(t.repository, tag)()
-	previous = t.source.Tagged(ctx, t.repository, tag)
-	err = t.TagService.Tag(ctx, tag, manifest)
-	volume.RecordNoSpace(ctx, err)
+// writeTag returns the manifest that the tag referred to, or "".
+func (s *Registry) writeTag(ctx context.Context, repository, tag string, to digest.Digest) (digest.Digest, error) {
+	defer s.tags.lock(repository, tag)()
+	previous := s.Tagged(ctx, repository, tag)
+	err := s.Link(ctx, storage.HistoryPath(repository, tag, to), to)
+	if err == nil {
+		err = s.Link(ctx, storage.TagPath(repository, tag), to)
+	}
 	return previous, err
 }
 
@@ -82,53 +76,71 @@ func (s *Registry) untag(ctx context.Context, repository, tag string, from diges
 	return remove()
 }
 
-// Get returns the manifest of the tag. A damaged link is no tag: a push replaces it.
-func (t *currentTags) Get(ctx context.Context, tag string) (v1.Descriptor, error) {
-	manifest, err := t.TagService.Get(ctx, tag)
-	if content.IsDamaged(err) {
-		return v1.Descriptor{}, distribution.ErrTagUnknown{Tag: tag}
+func (s *Registry) deleteTag(w http.ResponseWriter, r *http.Request, to request.Target) error {
+	defer s.tags.lock(to.Repository, to.Manifest)()
+	err := s.Driver.Delete(r.Context(), storage.TagDir(to.Repository, to.Manifest))
+	if storage.IsNotFound(err) {
+		return errcode.ErrorCodeManifestUnknown.WithDetail(to.Manifest)
 	}
-	return manifest, err
+	if err == nil {
+		w.WriteHeader(http.StatusAccepted)
+	}
+	return err
 }
 
-// Lookup returns nothing: only deletions call it, and manifestStore.Delete has removed the tags.
-func (t *currentTags) Lookup(context.Context, v1.Descriptor) ([]string, error) { return nil, nil }
-
-// Untag removes the tag.
-func (t *currentTags) Untag(ctx context.Context, tag string) error {
-	defer t.source.tags.lock(t.repository, tag)()
-	return t.TagService.Untag(ctx, tag)
+// currentTag returns the digest of the manifest of a tag, or "" if there is none. A damaged link is no tag: a push
+// replaces it.
+func (s *Registry) currentTag(ctx context.Context, repository, tag string) (digest.Digest, error) {
+	d, err := s.ReadLink(ctx, storage.TagPath(repository, tag))
+	if errors.Is(err, distribution.ErrBlobUnknown) || content.IsDamaged(err) {
+		return "", nil
+	}
+	return d, err
 }
 
-// List returns up to limit tags after last, in the order that the specification wants, or all if limit is negative;
-// with io.EOF if no tag follows. Distribution walks the storage instead: S3 lists v1-a before v1, because it compares
-// paths, so a page that ends with v1-a would be followed by v2.
-func (t *currentTags) List(ctx context.Context, limit int, last string) ([]string, error) {
-	tags, err := t.All(ctx) // in this order
-	if errors.As(err, new(distribution.ErrRepositoryUnknown)) {
-		// In S3 there are no empty directories. A repository without tags exists while it has a manifest.
-		exists, failed := t.source.Exists(ctx, storage.RepositoriesPath+"/"+t.repository+"/_manifests")
-		switch {
-		case failed != nil:
-			return nil, failed
-		case exists:
-			return nil, io.EOF
+// listTags serves a repository's tags in order, after the parameter last, and at most n of them.
+func (s *Registry) listTags(w http.ResponseWriter, r *http.Request, repository string) error {
+	query := r.URL.Query()
+	limit := -1
+	if n := query.Get("n"); n != "" {
+		var err error
+		if limit, err = strconv.Atoi(n); err != nil || limit < 0 {
+			return errcode.ErrorCodePaginationNumberInvalid.WithDetail(n)
 		}
+		limit = min(limit, s.maxTags)
 	}
+	dirs, err := storage.List(r.Context(), s.Driver, storage.TagsDir(repository))
 	if err != nil {
-		return nil, err
+		return err
 	}
-	if last != "" {
-		first, found := slices.BinarySearch(tags, last)
-		if found {
-			first++
+	if len(dirs) == 0 {
+		// In S3 there are no empty directories. A repository without tags exists while it has a manifest.
+		exists, err := s.Exists(r.Context(), path.Dir(storage.TagsDir(repository)))
+		if err != nil {
+			return err
 		}
-		tags = tags[first:]
+		if !exists {
+			return errcode.ErrorCodeNameUnknown.WithDetail(map[string]string{"name": repository})
+		}
 	}
+	tags := make([]string, len(dirs))
+	for n, dir := range dirs {
+		tags[n] = path.Base(dir)
+	}
+	slices.Sort(tags)
+	last := query.Get("last")
+	tags = slices.DeleteFunc(tags, func(tag string) bool { return tag <= last })
+	header := w.Header()
 	if limit >= 0 && len(tags) > limit {
-		return tags[:limit], nil
+		tags = tags[:limit]
+		if limit > 0 {
+			next := url.Values{"n": {strconv.Itoa(limit)}, "last": {tags[limit-1]}}
+			header.Set("Link", fmt.Sprintf(`<%s?%s>; rel="next"`, r.URL.Path, next.Encode()))
+		}
 	}
-	return tags, io.EOF
+	header.Set("Content-Type", "application/json")
+	_ = json.NewEncoder(w).Encode(map[string]any{"name": repository, "tags": tags}) // the client may have disconnected
+	return nil
 }
 
 // tagLocks serialize changes of a tag. A few tags share a lock. The zero value is not locked.

@@ -4,11 +4,9 @@ import (
 	"net/http"
 	"slices"
 	"strings"
-	"sync/atomic"
 	"testing"
 	"time"
 
-	storagedriver "github.com/distribution/distribution/v3/registry/storage/driver"
 	"github.com/opencontainers/go-digest"
 
 	"github.com/zarf-dev/zarf-registry/internal/registry/storage"
@@ -24,15 +22,12 @@ func TestDeletionKeepsTagsThatMoved(t *testing.T) {
 		other.request(t, http.StatusCreated, "PUT", "/v2/a/manifests/"+tag, strings.NewReader(first))
 	}
 	pushed := make(chan int, 1)
-	s := openAt(t, root, func(d storagedriver.StorageDriver) storagedriver.StorageDriver {
-		return hookedDriver{StorageDriver: d, fired: new(atomic.Bool), beforeDelete: storage.TagsDir("a") + "/moved",
-			hook: func() {
-				go func() { pushed <- ask(t, other, "PUT", "/v2/a/manifests/moved", manifestType, second).Code }()
-				for n := 0; n < 1000 && other.Tagged(t.Context(), "a", "moved") != digest.FromString(second); n++ {
-					time.Sleep(time.Millisecond)
-				}
-			}}
-	})
+	s := openHooked(t, root, &hookedDriver{beforeDelete: storage.TagDir("a", "moved"), hook: func() {
+		go func() { pushed <- ask(t, other, "PUT", "/v2/a/manifests/moved", manifestType, second).Code }()
+		for n := 0; n < 1000 && other.Tagged(t.Context(), "a", "moved") != digest.FromString(second); n++ {
+			time.Sleep(time.Millisecond)
+		}
+	}})
 	s.request(t, http.StatusAccepted, "DELETE", manifestPath(first), nil)
 	if code := <-pushed; code != http.StatusCreated {
 		t.Fatalf("push: %d", code)
@@ -70,20 +65,18 @@ func TestATagOfADeletedManifestIsNotLeft(t *testing.T) {
 				pushed, mediaType = indexOfOne(image), indexType
 			}
 			var s *Registry
-			fired := new(atomic.Bool)
-			s = openAt(t, root, func(d storagedriver.StorageDriver) storagedriver.StorageDriver {
-				return hookedDriver{StorageDriver: d, fired: fired, beforeGet: storage.TagPath("a", "v1"), hook: func() {
-					deleter := other
-					if tt.processes == 1 {
-						deleter = s
-					}
-					for _, m := range slices.Compact([]string{pushed, image}) {
-						deleter.request(t, http.StatusAccepted, "DELETE", manifestPath(m), nil)
-					}
-				}}
-			})
+			hooked := &hookedDriver{beforeGet: storage.TagPath("a", "v1"), hook: func() {
+				deleter := other
+				if tt.processes == 1 {
+					deleter = s
+				}
+				for _, m := range slices.Compact([]string{pushed, image}) {
+					deleter.request(t, http.StatusAccepted, "DELETE", manifestPath(m), nil)
+				}
+			}}
+			s = openHooked(t, root, hooked)
 			push := ask(t, s, "PUT", "/v2/a/manifests/v1", mediaType, pushed)
-			if !fired.Load() {
+			if !hooked.fired.Load() {
 				t.Fatal("nothing was deleted during the push")
 			}
 			if tt.index {
@@ -108,14 +101,12 @@ func TestADeletionRemovesTagsOfWhatIsPushedAgain(t *testing.T) {
 	image := other.image(t, "layer")
 	other.request(t, http.StatusCreated, "PUT", "/v2/a/manifests/v1", strings.NewReader(image))
 	pushed := make(chan int, 1)
-	s := openAt(t, root, func(d storagedriver.StorageDriver) storagedriver.StorageDriver {
-		return hookedDriver{StorageDriver: d, fired: new(atomic.Bool), beforeList: storage.TagsDir("a"), hook: func() {
-			go func() { pushed <- ask(t, other, "PUT", manifestPath(image), manifestType, image).Code }()
-			for found := false; !found; time.Sleep(time.Millisecond) {
-				found, _ = other.Exists(t.Context(), storage.RevisionPath("a", digest.FromString(image)))
-			}
-		}}
-	})
+	s := openHooked(t, root, &hookedDriver{beforeList: storage.TagsDir("a"), hook: func() {
+		go func() { pushed <- ask(t, other, "PUT", manifestPath(image), manifestType, image).Code }()
+		for found := false; !found; time.Sleep(time.Millisecond) {
+			found, _ = other.Exists(t.Context(), storage.RevisionPath("a", digest.FromString(image)))
+		}
+	}})
 	s.request(t, http.StatusAccepted, "DELETE", manifestPath(image), nil)
 	if code := <-pushed; code != http.StatusCreated {
 		t.Fatalf("push: %d", code)

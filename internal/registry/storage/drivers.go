@@ -51,12 +51,17 @@ func FilesystemRoot(storage configuration.Storage) (root string, ok bool) {
 	return defaultRoot, true
 }
 
-// Open returns the configured storage driver. It does not connect: while S3 is unavailable, the
-// registry starts but is not ready.
-func Open(ctx context.Context, storage configuration.Storage) (storagedriver.StorageDriver, error) {
-	driver, err := factory.Create(ctx, storage.Type(), storage.Parameters())
+// Open returns the configured storage driver, with durable files or with large parts in S3. It does not connect: while
+// S3 is unavailable, the registry starts but is not ready.
+func Open(ctx context.Context, storage configuration.Storage) (driver storagedriver.StorageDriver, err error) {
+	name, parameters := storage.Type(), storage.Parameters()
+	if name == DriverS3 || name == DriverS3AWS {
+		driver, err = openS3(ctx, parameters)
+	} else {
+		driver, err = factory.Create(ctx, name, parameters)
+	}
 	if err != nil {
-		return nil, fmt.Errorf("storage.%s: %w", storage.Type(), err)
+		return nil, fmt.Errorf("storage.%s: %w", name, err)
 	}
 	if root, ok := FilesystemRoot(storage); ok {
 		return durable(driver, root), nil

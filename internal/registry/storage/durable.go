@@ -15,10 +15,8 @@ import (
 	"sync"
 	"weak"
 
-	"github.com/distribution/distribution/v3/configuration"
 	storagedriver "github.com/distribution/distribution/v3/registry/storage/driver"
 	"github.com/distribution/distribution/v3/registry/storage/driver/base"
-	storagemiddleware "github.com/distribution/distribution/v3/registry/storage/driver/middleware"
 	"golang.org/x/sys/unix"
 )
 
@@ -37,29 +35,6 @@ type durableDriver struct {
 	storagedriver.StorageDriver // distribution's
 	files                       *durableFiles
 	writing                     base.Base // of files: checks paths, and wraps errors
-}
-
-const durableFilesystem = "zarf-registry-durable"
-
-func init() {
-	create := func(_ context.Context, driver storagedriver.StorageDriver, options map[string]any) (
-		storagedriver.StorageDriver, error,
-	) {
-		return durable(driver, options["root"].(string)), nil
-	}
-	if err := storagemiddleware.Register(durableFilesystem, create); err != nil {
-		panic(err) // another package of this program uses the name
-	}
-}
-
-// UseDurableFiles configures the middleware, if the storage is a file system, and large parts for S3. Middleware that
-// is configured already uses it.
-func UseDurableFiles(config *configuration.Configuration) {
-	if root, ok := FilesystemRoot(config.Storage); ok {
-		files := configuration.Middleware{Name: durableFilesystem, Options: configuration.Parameters{"root": root}}
-		config.Middleware["storage"] = slices.Insert(config.Middleware["storage"], 0, files)
-	}
-	useLargeParts(config)
 }
 
 // durable returns a durableDriver for the directory of a driver.

@@ -34,9 +34,15 @@ var (
 )
 
 // TagPath is the path of the link that is a tag.
-func TagPath(repository, tag string) string {
-	return RepositoriesPath + "/" + repository + "/_manifests/tags/" + tag + "/current/link"
+func TagPath(repository, tag string) string { return TagDir(repository, tag) + "/current/link" }
+
+// HistoryPath is the path of a link to a manifest that a tag refers to, or once did.
+func HistoryPath(repository, tag string, d digest.Digest) string {
+	return TagDir(repository, tag) + "/index/" + DigestPath(d) + "/link"
 }
+
+// TagDir is the directory of a tag.
+func TagDir(repository, tag string) string { return TagsDir(repository) + "/" + tag }
 
 // TagsDir is the directory of a repository's tags.
 func TagsDir(repository string) string {

@@ -3,12 +3,12 @@ package storage
 import (
 	"context"
 	"maps"
+	"math"
 	"path"
 
 	"github.com/distribution/distribution/v3/configuration"
 	storagedriver "github.com/distribution/distribution/v3/registry/storage/driver"
 	"github.com/distribution/distribution/v3/registry/storage/driver/factory"
-	storagemiddleware "github.com/distribution/distribution/v3/registry/storage/driver/middleware"
 )
 
 // S3 stores a blob in at most 10,000 parts, which the driver holds in memory one by one: its default of 10 MiB suffices
@@ -29,36 +29,19 @@ type partsDriver struct {
 	largeFrom int64
 }
 
-const largeParts = "zarf-registry-large-parts"
-
-func init() {
-	create := func(ctx context.Context, driver storagedriver.StorageDriver, options map[string]any) (
-		storagedriver.StorageDriver, error,
-	) {
-		large, err := factory.Create(ctx, DriverS3, options)
-		return &partsDriver{driver, large, smallPart, largeFrom}, err
-	}
-	if err := storagemiddleware.Register(largeParts, create); err != nil {
-		panic(err) // another package of this program uses the name
-	}
-}
-
-// useLargeParts configures the middleware for S3, unless the configuration sets the size of parts.
-func useLargeParts(config *configuration.Configuration) {
-	parameters := config.Storage.Parameters()
-	if name := config.Storage.Type(); name != DriverS3 && name != DriverS3AWS {
-		return
-	}
+// openS3 uses small parts only if the parameters set a size.
+func openS3(ctx context.Context, parameters configuration.Parameters) (storagedriver.StorageDriver, error) {
+	parameters = maps.Collect(maps.All(parameters))
 	if parameters["multipartcopychunksize"] == nil {
 		parameters["multipartcopychunksize"] = copyPart
 	}
-	if parameters["chunksize"] != nil {
-		return
+	driver, err := factory.Create(ctx, DriverS3, parameters)
+	if err != nil || parameters["chunksize"] != nil {
+		return &partsDriver{driver, nil, smallPart, math.MaxInt64}, err
 	}
-	large := maps.Clone(parameters)
-	large["chunksize"] = largePart
-	config.Middleware["storage"] = append([]configuration.Middleware{{Name: largeParts, Options: large}},
-		config.Middleware["storage"]...)
+	parameters["chunksize"] = largePart
+	large, err := factory.Create(ctx, DriverS3, parameters)
+	return &partsDriver{driver, large, smallPart, largeFrom}, err
 }
 
 // Delete implements [storagedriver.StorageDriver]. It aborts what has arrived of an upload, which is in no directory:
