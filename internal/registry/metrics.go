@@ -138,30 +138,16 @@ func (m *metrics) watchStorage(h *storage.Health) {
 		func() float64 { return boolean(h.Err(time.Now()) == nil) })
 }
 
+// watchSpace exposes the space of a volume that has been measured. S3 has no such limit.
 func (m *metrics) watchSpace(s *volume.Space) {
-	m.own.MustRegister(spaceCollector{s})
-}
-
-// spaceCollector exposes the space of a volume. S3 has no such limit, and no collector.
-type spaceCollector struct{ space *volume.Space }
-
-var (
-	usedBytes = prometheus.NewDesc("zarf_registry_storage_used_bytes",
-		"Bytes used of the volume, by whatever.", nil, nil)
-	limitBytes = prometheus.NewDesc("zarf_registry_storage_limit_bytes",
-		"Size of the volume, without what is reserved for root. Pushes are refused from 95 percent.", nil, nil)
-)
-
-func (c spaceCollector) Describe(descriptions chan<- *prometheus.Desc) {
-	descriptions <- usedBytes
-	descriptions <- limitBytes
-}
-
-func (c spaceCollector) Collect(metrics chan<- prometheus.Metric) {
-	if usage := c.space.Usage(); usage.Limit > 0 {
-		metrics <- prometheus.MustNewConstMetric(usedBytes, prometheus.GaugeValue, float64(usage.Used))
-		metrics <- prometheus.MustNewConstMetric(limitBytes, prometheus.GaugeValue, float64(usage.Limit))
+	if s.Usage().Limit == 0 {
+		return
 	}
+	m.gauge("zarf_registry_storage_used_bytes", "Bytes used of the volume, by whatever.", nil,
+		func() float64 { return float64(s.Usage().Used) })
+	m.gauge("zarf_registry_storage_limit_bytes",
+		"Size of the volume, without what is reserved for root. Pushes are refused from 95 percent.", nil,
+		func() float64 { return float64(s.Usage().Limit) })
 }
 
 func (m *metrics) watchCollections(c *collect.Collector) {

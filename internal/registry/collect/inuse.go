@@ -3,7 +3,6 @@ package collect
 import (
 	"cmp"
 	"crypto/sha256"
-	"encoding/hex"
 	"fmt"
 	"maps"
 	"sync"
@@ -12,6 +11,7 @@ import (
 	"github.com/opencontainers/go-digest"
 
 	"github.com/zarf-dev/zarf-registry/internal/api/gc"
+	"github.com/zarf-dev/zarf-registry/internal/registry/content"
 )
 
 // maxInUse bounds the record of what clients rely on, which takes up to 100 bytes for each digest.
@@ -27,9 +27,9 @@ var errInUse = fmt.Errorf("clients have pushed or found more than %d digests wit
 // value is empty. It is safe for concurrent use.
 type blobsInUse struct {
 	mu      sync.Mutex
-	pending map[shortName]int   // being looked up or stored, by so many requests
-	last    map[shortName]int64 // when it was last known to exist, in nanoseconds (Unix)
-	full    time.Time           // when something was last forgotten, because there was too much
+	pending map[content.Key]int   // being looked up or stored, by so many requests
+	last    map[content.Key]int64 // when it was last known to exist, in nanoseconds (Unix)
+	full    time.Time             // when something was last forgotten, because there was too much
 	pruned  time.Time
 	max     int // set by tests; 0 is maxInUse
 
@@ -41,14 +41,10 @@ type blobsInUse struct {
 	removing map[digest.Digest]chan struct{}
 }
 
-// shortName is a digest in little memory.
-type shortName [sha256.Size]byte
-
-func shortNameOf(d digest.Digest) (name shortName) {
-	if d.Algorithm() == digest.SHA256 {
-		if n, err := hex.Decode(name[:], []byte(d.Encoded())); err == nil && n == len(name) {
-			return name
-		}
+// shortName returns a digest in little memory.
+func shortName(d digest.Digest) content.Key {
+	if k, ok := content.KeyOf(d); ok {
+		return k
 	}
 	return sha256.Sum256([]byte(d))
 }
@@ -60,10 +56,10 @@ func (u *blobsInUse) begin(digests []digest.Digest) (swept []digest.Digest) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	if u.pending == nil {
-		u.pending, u.last = map[shortName]int{}, map[shortName]int64{}
+		u.pending, u.last = map[content.Key]int{}, map[content.Key]int64{}
 	}
 	for _, d := range digests {
-		u.pending[shortNameOf(d)]++
+		u.pending[shortName(d)]++
 	}
 	for {
 		swept, removed := u.needed(digests)
@@ -102,12 +98,12 @@ func (u *blobsInUse) end(digests []digest.Digest, exist bool) {
 	now := time.Now()
 	if now.Sub(u.pruned) > time.Hour {
 		u.pruned = now
-		maps.DeleteFunc(u.last, func(_ shortName, at int64) bool { // no push takes longer
+		maps.DeleteFunc(u.last, func(_ content.Key, at int64) bool { // no push takes longer
 			return now.Sub(time.Unix(0, at)) >= gc.DefaultGrace
 		})
 	}
 	for _, d := range digests {
-		name := shortNameOf(d)
+		name := shortName(d)
 		if u.pending[name]--; u.pending[name] == 0 {
 			delete(u.pending, name)
 		}
@@ -124,7 +120,7 @@ func (u *blobsInUse) end(digests []digest.Digest, exist bool) {
 
 // has reports whether a client relies on d, or did after cutoff. The caller holds u.mu.
 func (u *blobsInUse) has(d digest.Digest, cutoff time.Time) bool {
-	name := shortNameOf(d)
+	name := shortName(d)
 	return u.pending[name] > 0 || u.last[name] > cutoff.UnixNano()
 }
 
