@@ -138,22 +138,18 @@ func (u *Use) Missing(ctx context.Context, repository string) error {
 	return nil
 }
 
-// Stored returns the SHA-256 digest and the size of a stored blob, and notes that a client relies on it. It asks
-// the driver, because a cache may still contain blobs that were garbage-collected. What another process is about to
-// remove does not count as stored. If the storage fails, ok is false, and the upload will report the error.
-func (c *Collector) Stored(ctx context.Context, named digest.Digest) (d digest.Digest, size int64, ok bool) {
-	if named == "" {
-		return "", 0, false
-	}
+// Stored returns the SHA-256 digest of a stored blob, and notes that a client relies on it. What another process is about
+// to remove does not count as stored. If the storage fails, ok is false, and the upload will report the error.
+func (c *Collector) Stored(ctx context.Context, named digest.Digest) (d digest.Digest, ok bool) {
 	d, err := c.store.Canonical(ctx, named)
 	if err != nil {
-		return "", 0, false
+		return "", false
 	}
 	if r := c.leases.last.Load(); c.leases.held(r) && c.leases.mayRemove(r, []digest.Digest{d}) {
-		return "", 0, false
+		return "", false
 	}
 	use := c.Rely(d)
-	size, _, err = c.store.Size(ctx, d)
+	_, _, err = c.store.Size(ctx, d)
 	use.Done(err == nil)
-	return d, size, err == nil
+	return d, err == nil
 }

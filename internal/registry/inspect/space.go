@@ -16,8 +16,8 @@ import (
 // maxSpaceQuery is in bytes: a digest takes at most 140 in JSON.
 const maxSpaceQuery = space.MaxDigests * 160
 
-// blobFinder returns the SHA-256 digest and the size of a blob that a client then relies on, if it is stored.
-type blobFinder func(ctx context.Context, d digest.Digest) (stored digest.Digest, size int64, ok bool)
+// blobFinder returns the SHA-256 digest of a blob that a client then relies on, if it is stored.
+type blobFinder func(ctx context.Context, d digest.Digest) (stored digest.Digest, ok bool)
 
 // Space serves how full the storage is, and which blobs it lacks. Everyone with a client certificate may read
 // how full it is; asking for blobs requires the push credential.
@@ -54,7 +54,7 @@ func missing(r *http.Request, digests []digest.Digest, find blobFinder) (space.A
 	}
 	found, err := storage.InOrder(r.Context(), digests, storage.Concurrency,
 		func(ctx context.Context, d digest.Digest) (bool, error) {
-			_, _, ok := find(ctx, d)
+			_, ok := find(ctx, d)
 			return ok, ctx.Err()
 		})
 	if err != nil {

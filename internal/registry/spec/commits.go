@@ -106,9 +106,7 @@ func (s *Registry) continueUpload(w http.ResponseWriter, r *http.Request, to req
 	}
 	if finished {
 		request.ClearHeader(w.Header())
-		w.Header().Set("Docker-Content-Digest", d.String())
-		w.Header().Set("Location", "/v2/"+to.Repository+"/blobs/"+d.String())
-		w.WriteHeader(http.StatusCreated)
+		created(w, to.Repository, d)
 	} else {
 		response.Send(w)
 	}

@@ -38,7 +38,6 @@ type Registry struct {
 	urls      urlPolicy
 	maxTags   int // in a page
 	collector *collect.Collector
-	space     *volume.Space
 	tags      tagLocks
 	commits   commits
 	app       *handlers.App // distribution's
@@ -83,7 +82,7 @@ func Open(config *configuration.Configuration, driver storagedriver.StorageDrive
 
 // Use sets what keeps the content that pushes rely on, and what refuses pushes that do not fit.
 func (s *Registry) Use(collector *collect.Collector, space *volume.Space) {
-	s.collector, s.space = collector, space
+	s.collector = collector
 	s.limited = space.Limit(http.HandlerFunc(s.serve))
 }
 
@@ -114,7 +113,7 @@ func (s *Registry) serve(w http.ResponseWriter, r *http.Request) {
 	case to.Upload && r.Method != http.MethodPost:
 		err = s.continueUpload(w, r, to)
 	case to.Upload:
-		err = s.beginUpload(w, r)
+		err = s.beginUpload(w, r, to)
 	default:
 		s.distribute(w, r)
 	}

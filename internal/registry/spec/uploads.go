@@ -21,8 +21,8 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/registry/volume"
 )
 
-// ownUploads is the name of the middleware that mounts stored blobs (mount.go), lets uploads outlive their request, and
-// tells the collector which blobs clients rely on.
+// ownUploads is the name of the middleware that lets uploads outlive their request, and tells the collector which blobs
+// clients rely on.
 const ownUploads = "zarf-registry-uploads"
 
 func init() {
@@ -90,6 +90,14 @@ type blobStore struct {
 	source *Registry
 }
 
+// Create begins an upload.
+func (s blobStore) Create(
+	ctx context.Context, options ...distribution.BlobCreateOption,
+) (distribution.BlobWriter, error) {
+	writer, err := s.BlobStore.Create(context.WithoutCancel(ctx), options...)
+	return s.writer(ctx, writer, err)
+}
+
 // Resume continues an upload.
 func (s blobStore) Resume(ctx context.Context, id string) (distribution.BlobWriter, error) {
 	detached := context.WithoutCancel(ctx)
@@ -97,22 +105,22 @@ func (s blobStore) Resume(ctx context.Context, id string) (distribution.BlobWrit
 		detached = storage.ForStatus(detached)
 	}
 	writer, err := s.BlobStore.Resume(detached, id)
+	return s.writer(ctx, writer, err)
+}
+
+func (s blobStore) writer(ctx context.Context, w distribution.BlobWriter, err error) (distribution.BlobWriter, error) {
 	if err != nil {
 		volume.RecordNoSpace(ctx, err)
 		return nil, err
 	}
-	return s.writer(ctx, writer), nil
-}
-
-func (s blobStore) writer(ctx context.Context, writer distribution.BlobWriter) *blobWriter {
-	return &blobWriter{BlobWriter: writer, ctx: ctx, store: s, source: s.source}
+	return &blobWriter{BlobWriter: w, ctx: ctx, name: s.name.Name(), source: s.source}, nil
 }
 
 // blobWriter is an upload, in one request.
 type blobWriter struct {
 	distribution.BlobWriter
 	ctx     context.Context // of the request
-	store   blobStore
+	name    string          // of the repository
 	source  *Registry
 	full    bool // the file system has no space for it
 	removed bool
@@ -157,7 +165,7 @@ func (w *blobWriter) Cancel(ctx context.Context) error {
 	if err := w.BlobWriter.Cancel(ctx); errors.Is(err, storage.ErrWriterReplaced) {
 		return err
 	}
-	err := w.source.Driver.Delete(ctx, storage.UploadDir(w.store.name.Name(), w.ID()))
+	err := w.source.Driver.Delete(ctx, storage.UploadDir(w.name, w.ID()))
 	if storage.IsNotFound(err) {
 		return nil
 	}
@@ -172,7 +180,7 @@ func (w *blobWriter) Commit(ctx context.Context, provisional v1.Descriptor) (blo
 		w.refused = true
 		return v1.Descriptor{}, err
 	}
-	path := uploadPath(w.store.name.Name(), w.ID())
+	path := uploadPath(w.name, w.ID())
 	end := w.source.commits.begin(path, &commit{location: requestOf(ctx).URL.RequestURI(), size: w.Size()})
 	defer func() { end(blob.Digest) }()
 	use := w.source.collector.Rely(provisional.Digest)
