@@ -29,7 +29,6 @@ oras push "${plain[@]}" "$registry/zarf-dev/charts/zarf-registry:artifacthub.io"
 while read -r digest name; do
   cosign sign --yes "$@" "$name@sha256:$digest"
   for sbom in "${program[${name##*/}]:-none}"-linux-*.cdx.json; do
-    case $name in */charts/*) continue ;; esac
     [ ! -e "$sbom" ] || cosign attest --yes "$@" --type cyclonedx --predicate "$sbom" "$name@sha256:$digest"
   done
 done <../published
