@@ -55,8 +55,8 @@ func Open(ctx context.Context) (*Client, error) {
 	if pinging.Err() != nil {
 		err = context.Cause(pinging)
 	}
-	return nil, fmt.Errorf("Docker engine at %s: %w: start it, select another with DOCKER_HOST, or use a file written by "+
-		"docker save -o images.tar IMAGE…", c.host, err)
+	return nil, fmt.Errorf("Docker engine at %s: %w: start it, select another with DOCKER_HOST (docker context "+
+		"inspect shows the address), or use a file written by docker save -o images.tar IMAGE…", c.host, err)
 }
 
 // Close closes idle connections.
