@@ -51,7 +51,7 @@ invalid or the images do not fit.`,
 	f.selectionFlags(cmd)
 	f.transferFlags(cmd.Flags())
 	f.storeFlags(cmd)
-	f.login.register(cmd, "the registry of --to")
+	f.login.Register(cmd, "the registry of --to")
 	cmd.Flags().Lookup("username").Usage = "user name for the registry of --to or, without it, for the single registry " +
 		"of all images (default: as for images pull)"
 	cmd.Flags().BoolVar(&f.fromPlainHTTP, "from-plain-http", false, "use HTTP without TLS for the source registries")
@@ -67,7 +67,7 @@ func (f *copyFlags) run(cmd *cobra.Command, args []string) error {
 	}
 	plain := func(host string) bool {
 		if f.host != "" && host == f.host {
-			return f.login.plainHTTP
+			return f.login.PlainHTTP
 		}
 		return f.fromPlainHTTP
 	}
@@ -101,6 +101,6 @@ func (f *copyFlags) check(cmd *cobra.Command, args []string) (refs []string, hos
 	if f.host != "" {
 		return refs, f.host, nil
 	}
-	host, err = f.login.host(refs)
+	host, err = f.login.Host(refs)
 	return refs, host, err
 }

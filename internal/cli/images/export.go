@@ -67,7 +67,7 @@ func (f *pullFlags) export(cmd *cobra.Command) error {
 			return nil, errors.New("the registry has no images")
 		}
 		r.platform, r.sparse = "all", true
-		r.registries.use(c.Address, registry) // and closes it
+		r.registries.Use(c.Address, registry) // and closes it
 		results, err := f.pull(ctx, r, refs)
 		return results, errors.Join(unreadable, err)
 	})

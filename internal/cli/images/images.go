@@ -1,5 +1,5 @@
-// Package images implements the commands about images. It parses flags and prints results; internal/images does the
-// work.
+// Package images implements the commands that move images, and list them; stored has those about what the cluster's
+// registry stores. It parses flags and prints results; internal/images does the work.
 package images
 
 import (
@@ -14,14 +14,13 @@ import (
 	"runtime"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/kubernetes"
 
 	"github.com/zarf-dev/zarf-registry/internal/cli/cmdflags"
+	"github.com/zarf-dev/zarf-registry/internal/cli/images/registries"
+	"github.com/zarf-dev/zarf-registry/internal/cli/images/stored"
 	"github.com/zarf-dev/zarf-registry/internal/cli/render"
 	"github.com/zarf-dev/zarf-registry/internal/cluster"
 	"github.com/zarf-dev/zarf-registry/internal/exitcode"
@@ -46,10 +45,6 @@ const (
 	// defaultStoreSize holds the images of a few applications.
 	defaultStoreSize = "20GB"
 
-	// nodesTimeout bounds the query for the nodes' platforms, so that the kubeconfig of
-	// an unreachable cluster does not delay a pull.
-	nodesTimeout = 3 * time.Second
-
 	storeVariable = "ZARF_REGISTRY_IMAGE_STORE"
 )
 
@@ -57,8 +52,8 @@ const (
 func New(global *cmdflags.Global) *cobra.Command {
 	return cmdflags.Group("images", "Push, pull, list, copy and delete images (images push app.tar)",
 		newPush(global), newPull(global), newCopy(global), newList(global),
-		newMissing(global), newDelete(global), newPrune(global), newInventory(global),
-		newVerify(global), newExport(global), newBrowse(global),
+		stored.NewMissing(global), stored.NewDelete(global), stored.NewPrune(global), stored.NewInventory(global),
+		stored.NewVerify(global), newExport(global), stored.NewBrowse(global),
 		newStore(global))
 }
 
@@ -77,7 +72,7 @@ type imageFlags struct {
 	sparse    bool // of export
 	lists     []string
 
-	login registryFlags
+	login registries.Flags
 
 	storeDir  string
 	storeSize int64
@@ -144,7 +139,7 @@ func (f *imageFlags) validate(flags *pflag.FlagSet) error {
 	if f.noStore && (flags.Changed("store-dir") || flags.Changed("store-size")) {
 		errs = append(errs, errors.New("--no-store cannot be combined with --store-dir or --store-size"))
 	}
-	return errors.Join(append(errs, f.login.validate())...)
+	return errors.Join(append(errs, f.login.Validate())...)
 }
 
 // references returns the references of the arguments and the list files.
@@ -155,7 +150,7 @@ func (f *imageFlags) references(cmd *cobra.Command, args []string) ([]string, er
 		}
 	}
 	refs := slices.Clone(args)
-	if i := slices.Index(f.lists, "-"); i >= 0 && (f.login.passwordStdin || slices.Contains(f.lists[i+1:], "-")) {
+	if i := slices.Index(f.lists, "-"); i >= 0 && (f.login.PasswordStdin || slices.Contains(f.lists[i+1:], "-")) {
 		return nil, errors.New("--file: stdin can be read only once: for the password or for one list of references")
 	}
 	for _, file := range f.lists {
@@ -163,7 +158,7 @@ func (f *imageFlags) references(cmd *cobra.Command, args []string) ([]string, er
 			if file == "-" {
 				return name.ReadList(cmd.InOrStdin(), "stdin")
 			}
-			return readList(file)
+			return cmdflags.ReadList(file)
 		}()
 		if err != nil {
 			return nil, fmt.Errorf("--file: %w", err)
@@ -194,7 +189,7 @@ type imageRun struct {
 	meter      *meter.Meter
 	log        *slog.Logger
 	rate       *remote.Rate
-	registries *registries
+	registries *registries.Set
 	ends       []func() error
 }
 
@@ -212,11 +207,11 @@ func (f *imageFlags) begin(cmd *cobra.Command, host string, plain func(host stri
 		r.rate = remote.NewRate(f.limitRate)
 	}
 	var err error
-	r.registries, err = f.login.registries(cmd.InOrStdin(), host, plain, r.retryOptions())
+	r.registries, err = f.login.Open(cmd.InOrStdin(), host, plain, r.retryOptions())
 	if err != nil {
 		return nil, &exitcode.Refusal{Err: err}
 	}
-	r.atEnd(func() error { r.registries.close(); return nil })
+	r.atEnd(func() error { r.registries.Close(); return nil })
 	return r, nil
 }
 
@@ -283,7 +278,7 @@ func (r *imageRun) resolve(ctx context.Context, refs []string) ([]graph.Item, er
 		return nil, err
 	}
 	return source.Resolve(ctx, refs, source.ResolveOptions{
-		Registry: r.registries.get, Engine: r.engine, Store: store, Sparse: r.sparse,
+		Registry: r.registries.Get, Engine: r.engine, Store: store, Sparse: r.sparse,
 		Platforms: platforms, Referrers: r.referrers, Concurrency: r.concurrency, Log: r.log,
 	})
 }
@@ -321,7 +316,7 @@ func (r *imageRun) platforms(ctx context.Context) (graph.Platforms, error) {
 	var text string
 	var err error
 	if _, client, connectErr := cluster.Connect(r.cluster.Access); connectErr == nil {
-		text, err = nodePlatforms(ctx, client)
+		text, err = stored.NodePlatforms(ctx, client)
 	} else if r.cluster.SelectsCluster() {
 		return nil, connectErr // a cluster was selected explicitly
 	}
@@ -340,33 +335,6 @@ func (r *imageRun) platforms(ctx context.Context) (graph.Platforms, error) {
 		}
 	}
 	return graph.ParsePlatforms(text)
-}
-
-// nodePlatforms returns the platforms of the cluster's Linux nodes, sorted, in the form of
-// --platform. Windows nodes are ignored: their images are rarely in an index with others.
-func nodePlatforms(ctx context.Context, client kubernetes.Interface) (string, error) {
-	ctx, cancel := context.WithTimeoutCause(ctx, nodesTimeout, fmt.Errorf("no answer within %s", nodesTimeout))
-	defer cancel()
-	nodes, err := client.CoreV1().Nodes().List(ctx, metav1.ListOptions{})
-	if err != nil {
-		if cause := context.Cause(ctx); cause != nil {
-			err = cause
-		}
-		return "", err
-	}
-	var found []string
-	for _, node := range nodes.Items {
-		info := node.Status.NodeInfo
-		platform := info.OperatingSystem + "/" + info.Architecture
-		if info.OperatingSystem == "linux" && info.Architecture != "" && !slices.Contains(found, platform) {
-			found = append(found, platform)
-		}
-	}
-	slices.Sort(found)
-	if len(found) == 0 {
-		return "", errors.New("the cluster has no Linux node")
-	}
-	return strings.Join(found, ","), nil
 }
 
 // transfer runs do and prints its results: on failure, those of the images that were completed.

@@ -10,13 +10,14 @@ import (
 	"strings"
 	"sync"
 
-	"github.com/opencontainers/go-digest"
 	"github.com/spf13/cobra"
 	"golang.org/x/sync/errgroup"
 	"oras.land/oras-go/v2/errdef"
 
 	"github.com/zarf-dev/zarf-registry/internal/api/space"
 	"github.com/zarf-dev/zarf-registry/internal/cli/cmdflags"
+	"github.com/zarf-dev/zarf-registry/internal/cli/images/registries"
+	"github.com/zarf-dev/zarf-registry/internal/cli/images/stored"
 	"github.com/zarf-dev/zarf-registry/internal/cli/render"
 	"github.com/zarf-dev/zarf-registry/internal/exitcode"
 	"github.com/zarf-dev/zarf-registry/internal/images"
@@ -29,8 +30,8 @@ import (
 // listFlags are the flags of images list.
 type listFlags struct {
 	imageFlags
-	from                   string
-	untagged, repositories bool
+	from   string
+	stored stored.ListFlags
 }
 
 func newList(global *cmdflags.Global) *cobra.Command {
@@ -57,30 +58,16 @@ Exit codes: 0 on success, 1 on failure, 3 if the command line is invalid.`,
 	}
 	flags := cmd.Flags()
 	flags.StringVar(&f.from, "from", "", "list the registry at `HOST[:PORT]` instead of the cluster's")
-	flags.BoolVar(&f.untagged, "untagged", false, "also list images of the cluster's registry without a tag")
-	flags.BoolVar(&f.repositories, "repositories", false, "list the repositories of the cluster's registry")
+	flags.BoolVar(&f.stored.Untagged, "untagged", false, "also list images of the cluster's registry without a tag")
+	flags.BoolVar(&f.stored.Repositories, "repositories", false, "list the repositories of the cluster's registry")
 	cmdflags.AddNumber(flags, &f.concurrency, "oci-concurrency", 1, maxConcurrency, images.DefaultConcurrency,
 		"number of parallel requests")
 	f.retryFlag(flags)
 	f.storeFlags(cmd)
-	f.login.register(cmd, "the registry of --from")
+	f.login.Register(cmd, "the registry of --from")
 	f.cluster.Register(flags)
 	cmdflags.AddOutput(cmd, &f.output)
 	return cmd
-}
-
-// listed is an image as list prints it.
-type listed struct {
-	// Source is the archive or layout. It is empty for a registry.
-	Source string `json:"source,omitempty"`
-	// Reference is empty if the source does not name the image.
-	Reference string        `json:"reference"`
-	Digest    digest.Digest `json:"digest"`
-	MediaType string        `json:"mediaType"`
-	Platforms []string      `json:"platforms"`
-	Size      int64         `json:"size"` // in bytes
-	// Only for the cluster's registry.
-	*storedFacts
 }
 
 func (f *listFlags) run(cmd *cobra.Command, args []string) error {
@@ -88,14 +75,14 @@ func (f *listFlags) run(cmd *cobra.Command, args []string) error {
 	if err != nil {
 		return &exitcode.Refusal{Err: err}
 	}
-	r, err := f.begin(cmd, host, func(string) bool { return f.login.plainHTTP })
+	r, err := f.begin(cmd, host, func(string) bool { return f.login.PlainHTTP })
 	if err != nil {
 		return err
 	}
 	if host == "" && len(args) == 0 {
-		return errors.Join(r.listCluster(cmd, f), r.end())
+		return errors.Join(stored.List(cmd, &r.cluster, r.log, f.output, f.stored), r.end())
 	}
-	var list []listed
+	var list []stored.Listed
 	if len(args) > 0 {
 		list, err = r.listSources(cmd.Context(), args)
 	} else {
@@ -114,15 +101,15 @@ func (f *listFlags) check(cmd *cobra.Command, args []string) (host string, err e
 		return "", err
 	}
 	if cmd.Flags().Changed("from") {
-		if host, err = dialledHost("from", f.from); err != nil {
+		if host, err = registries.DialledHost("from", f.from); err != nil {
 			return "", err
 		}
 	}
-	given := f.login.given()
+	given := f.login.Given()
 	switch {
-	case f.untagged && f.repositories:
+	case f.stored.Untagged && f.stored.Repositories:
 		return "", errors.New("--untagged cannot be combined with --repositories")
-	case (f.untagged || f.repositories) && (host != "" || len(args) > 0):
+	case (f.stored.Untagged || f.stored.Repositories) && (host != "" || len(args) > 0):
 		return "", errors.New("--untagged and --repositories apply to the cluster's registry only")
 	case host != "" && len(args) > 0:
 		return "", errors.New("--from lists a registry and cannot be combined with archives, layouts or images of the " +
@@ -134,8 +121,8 @@ func (f *listFlags) check(cmd *cobra.Command, args []string) (host string, err e
 }
 
 // listSources lists the images in sources, in the given order.
-func (r *imageRun) listSources(ctx context.Context, sources []string) ([]listed, error) {
-	list := []listed{}
+func (r *imageRun) listSources(ctx context.Context, sources []string) ([]stored.Listed, error) {
+	list := []stored.Listed{}
 	var failed []error
 	paths, engine := splitSources(sources)
 	for _, path := range paths {
@@ -158,8 +145,8 @@ func (r *imageRun) listSources(ctx context.Context, sources []string) ([]listed,
 	return list, errors.Join(failed...)
 }
 
-func listedImage(source string, image graph.Image) listed {
-	l := listed{
+func listedImage(source string, image graph.Image) stored.Listed {
+	l := stored.Listed{
 		Source: source, Reference: image.Reference,
 		Digest: image.Descriptor.Digest, MediaType: image.Descriptor.MediaType, Size: image.Size,
 		Platforms: []string{},
@@ -171,8 +158,8 @@ func listedImage(source string, image graph.Image) listed {
 }
 
 // listRegistry lists all tags of the registry at host, sorted. References begin with address.
-func (r *imageRun) listRegistry(ctx context.Context, host, address string) ([]listed, error) {
-	registry, err := r.registries.get(ctx, host)
+func (r *imageRun) listRegistry(ctx context.Context, host, address string) ([]stored.Listed, error) {
+	registry, err := r.registries.Get(ctx, host)
 	if err == nil {
 		err = registry.Ping(ctx)
 	}
@@ -192,7 +179,7 @@ func (r *imageRun) listRegistry(ctx context.Context, host, address string) ([]li
 		Registry: func(context.Context, string) (*remote.Registry, error) { return registry, nil },
 		Store:    store, Concurrency: r.concurrency, Log: r.log,
 	})
-	list := []listed{}
+	list := []stored.Listed{}
 	for _, item := range items {
 		list = append(list, listedImage("", item.Image))
 	}
@@ -238,8 +225,8 @@ func (r *imageRun) tags(ctx context.Context, registry *remote.Registry, address 
 }
 
 // printList writes a table. The source is a column if there are several.
-func printList(w io.Writer, list []listed) error {
-	several := slices.ContainsFunc(list, func(l listed) bool { return l.Source != list[0].Source })
+func printList(w io.Writer, list []stored.Listed) error {
+	several := slices.ContainsFunc(list, func(l stored.Listed) bool { return l.Source != list[0].Source })
 	first := 0
 	if !several {
 		first = 1

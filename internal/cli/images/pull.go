@@ -67,7 +67,7 @@ Exit codes: 0 if all images were pulled, 1 if one failed, 3 if the command line 
 	f.selectionFlags(cmd)
 	f.transferFlags(cmd.Flags())
 	f.storeFlags(cmd)
-	f.login.register(cmd, "the registries")
+	f.login.Register(cmd, "the registries")
 	cmdflags.AddOutput(cmd, &f.output)
 	return cmd
 }
@@ -77,7 +77,7 @@ func (f *pullFlags) run(cmd *cobra.Command, args []string) error {
 	if err != nil {
 		return &exitcode.Refusal{Err: err}
 	}
-	plain := func(string) bool { return f.login.plainHTTP }
+	plain := func(string) bool { return f.login.PlainHTTP }
 	return f.transfer(cmd, host, plain, func(ctx context.Context, r *imageRun) ([]images.Result, error) {
 		return f.pull(ctx, r, refs)
 	})
@@ -91,7 +91,7 @@ func (f *pullFlags) check(cmd *cobra.Command, args []string) (refs []string, hos
 	if refs, err = f.references(cmd, args); err != nil {
 		return nil, "", err
 	}
-	host, err = f.login.host(refs)
+	host, err = f.login.Host(refs)
 	return refs, host, err
 }
 

@@ -15,6 +15,7 @@ import (
 
 	"github.com/zarf-dev/zarf-registry/internal/api/space"
 	"github.com/zarf-dev/zarf-registry/internal/cli/cmdflags"
+	"github.com/zarf-dev/zarf-registry/internal/cli/images/registries"
 	"github.com/zarf-dev/zarf-registry/internal/exitcode"
 	"github.com/zarf-dev/zarf-registry/internal/images"
 	"github.com/zarf-dev/zarf-registry/internal/images/graph"
@@ -43,12 +44,12 @@ func (f *destinationFlags) register(cmd *cobra.Command) {
 		"push each tag also as TAG-zarf-CRC32, which Zarf's agent sets in pods")
 }
 
-func (f *destinationFlags) check(flags *pflag.FlagSet, login *registryFlags) (err error) {
+func (f *destinationFlags) check(flags *pflag.FlagSet, login *registries.Flags) (err error) {
 	if flags.Changed("to") { // also to "", by an unset variable
-		if f.host, err = dialledHost("to", f.to); err != nil {
+		if f.host, err = registries.DialledHost("to", f.to); err != nil {
 			return err
 		}
-	} else if login.plainHTTP {
+	} else if login.PlainHTTP {
 		return errors.New("--plain-http requires --to: the cluster's registry uses mutual TLS")
 	}
 	if f.prefix, err = name.ParsePrefix(f.path); err != nil {
@@ -109,7 +110,7 @@ invalid or the images do not fit.`,
 	}
 	f.register(cmd)
 	f.transferFlags(cmd.Flags())
-	f.login.register(cmd, "the registry of --to")
+	f.login.Register(cmd, "the registry of --to")
 	f.cluster.Register(cmd.Flags())
 	cmdflags.AddOutput(cmd, &f.output)
 	return cmd
@@ -119,7 +120,7 @@ func (f *pushFlags) run(cmd *cobra.Command, args []string) error {
 	if err := f.check(cmd, args); err != nil {
 		return &exitcode.Refusal{Err: err}
 	}
-	plain := func(string) bool { return f.login.plainHTTP }
+	plain := func(string) bool { return f.login.PlainHTTP }
 	return f.transfer(cmd, f.host, plain, func(ctx context.Context, r *imageRun) ([]images.Result, error) {
 		// All sources are opened before anything is sent.
 		items, failed := r.sources(ctx, args, f.reference)
@@ -138,7 +139,7 @@ func (f *pushFlags) check(cmd *cobra.Command, sources []string) error {
 	if err := f.destinationFlags.check(cmd.Flags(), &f.login); err != nil {
 		return err
 	}
-	if f.login.username != "" && f.host == "" {
+	if f.login.Username != "" && f.host == "" {
 		return errors.New("--username requires --to: the cluster's registry has its own credential")
 	}
 	if f.reference != "" && len(sources) > 1 {
@@ -294,7 +295,7 @@ func fits(ctx context.Context, registry spaceReporter, content []ocispec.Descrip
 // destination returns a registry and the address that its references begin with.
 func (r *imageRun) destination(ctx context.Context, host, to string) (*remote.Registry, string, error) {
 	if host != "" {
-		registry, err := r.registries.get(ctx, host)
+		registry, err := r.registries.Get(ctx, host)
 		return registry, to, err
 	}
 	c, err := r.cluster.Connect(ctx)

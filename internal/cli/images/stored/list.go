@@ -1,15 +1,19 @@
-package images
+// Package stored implements the commands about what the cluster's registry stores: what is there, needed, missing,
+// damaged or not used, and its removal.
+package stored
 
 import (
 	"cmp"
 	"context"
 	"fmt"
 	"io"
+	"log/slog"
 	"slices"
 	"strconv"
 	"strings"
 	"time"
 
+	"github.com/opencontainers/go-digest"
 	"github.com/spf13/cobra"
 
 	"github.com/zarf-dev/zarf-registry/internal/api/catalog"
@@ -40,29 +44,32 @@ type listedRepository struct {
 	*storedFacts
 }
 
-// listCluster lists what the cluster's registry contains.
-func (r *imageRun) listCluster(cmd *cobra.Command, f *listFlags) error {
+// ListFlags select what list shows of the cluster's registry.
+type ListFlags struct{ Untagged, Repositories bool }
+
+// List prints what the cluster's registry contains.
+func List(cmd *cobra.Command, release *cmdflags.Cluster, log *slog.Logger, output string, f ListFlags) error {
 	ctx := cmd.Context()
-	c, content, err := r.cluster.ConnectToCatalog(ctx)
+	c, content, err := release.ConnectToCatalog(ctx)
 	if err != nil {
 		return err
 	}
 	defer c.Close()
-	cmdflags.WarnAbout(r.log, content)
+	cmdflags.WarnAbout(log, content)
 	l := &lister{content: content, address: c.Address, unshared: content.Unshared()}
 	used, err := workloads.List(ctx, c.Client)
 	switch {
 	case ctx.Err() != nil:
 		return context.Cause(ctx)
 	case err != nil:
-		r.log.Warn("cannot list the workloads, so it is unknown which images are used", "error", err)
+		log.Warn("cannot list the workloads, so it is unknown which images are used", "error", err)
 	default:
 		l.using = used.Using
 	}
-	if f.repositories {
-		return render.Report(cmd.OutOrStdout(), f.output, l.repositories(), printRepositories, nil)
+	if f.Repositories {
+		return render.Report(cmd.OutOrStdout(), output, l.repositories(), printRepositories, nil)
 	}
-	return render.Report(cmd.OutOrStdout(), f.output, l.images(f.untagged), printStored, nil)
+	return render.Report(cmd.OutOrStdout(), output, l.images(f.Untagged), printStored, nil)
 }
 
 // lister describes the content of the cluster's registry.
@@ -74,15 +81,15 @@ type lister struct {
 }
 
 // images returns the images by each of their tags, and those without a tag by their digest.
-func (l *lister) images(untagged bool) []listed {
-	list := []listed{}
+func (l *lister) images(untagged bool) []Listed {
+	list := []Listed{}
 	for _, image := range l.content.Images() {
 		if len(image.Tags) == 0 && !untagged {
 			continue
 		}
 		facts := l.facts([]*catalog.Image{image})
 		for _, ref := range image.References(l.address) {
-			list = append(list, listed{
+			list = append(list, Listed{
 				Reference: ref, Digest: image.Digest, MediaType: image.MediaType, Size: l.content.Size(image.Members),
 				Platforms: append([]string{}, image.Platforms...), storedFacts: facts,
 			})
@@ -154,7 +161,7 @@ func (l *lister) facts(images []*catalog.Image) *storedFacts {
 }
 
 // printStored writes a table of images.
-func printStored(w io.Writer, list []listed) error {
+func printStored(w io.Writer, list []Listed) error {
 	t := render.NewTable(w, append([]string{"REFERENCE"}, factNames...)...)
 	for _, l := range list {
 		t.Row(append([]string{l.Reference}, l.cells(l.Platforms, l.Size)...)...)
@@ -197,4 +204,18 @@ func firstOf(names []string) string {
 	default:
 		return fmt.Sprintf("%s and %d more", names[0], n-1)
 	}
+}
+
+// Listed is an image as list prints it.
+type Listed struct {
+	// Source is the archive or layout. It is empty for a registry.
+	Source string `json:"source,omitempty"`
+	// Reference is empty if the source does not name the image.
+	Reference string        `json:"reference"`
+	Digest    digest.Digest `json:"digest"`
+	MediaType string        `json:"mediaType"`
+	Platforms []string      `json:"platforms"`
+	Size      int64         `json:"size"` // in bytes
+	// Only for the cluster's registry.
+	*storedFacts
 }

@@ -1,4 +1,4 @@
-package images
+package stored
 
 import (
 	"errors"
@@ -18,7 +18,7 @@ type inventoryFlags struct {
 	out     string
 }
 
-func newInventory(global *cmdflags.Global) *cobra.Command {
+func NewInventory(global *cmdflags.Global) *cobra.Command {
 	f := &inventoryFlags{cluster: cmdflags.Cluster{Global: global}}
 	cmd := &cobra.Command{
 		Use:   "inventory",

@@ -1,4 +1,4 @@
-package images
+package stored
 
 import (
 	"errors"
@@ -22,7 +22,7 @@ type deleteFlags struct {
 	force bool
 }
 
-func newDelete(global *cmdflags.Global) *cobra.Command {
+func NewDelete(global *cmdflags.Global) *cobra.Command {
 	f := &deleteFlags{removalFlags: newRemovalFlags(global)}
 	cmd := &cobra.Command{
 		Use:   "delete REFERENCE...",

@@ -1,4 +1,4 @@
-package images
+package stored
 
 import (
 	"context"
@@ -33,7 +33,7 @@ type browseFlags struct {
 	port    int
 }
 
-func newBrowse(global *cmdflags.Global) *cobra.Command {
+func NewBrowse(global *cmdflags.Global) *cobra.Command {
 	f := &browseFlags{cluster: cmdflags.Cluster{Global: global}}
 	cmd := &cobra.Command{
 		Use:   "browse",

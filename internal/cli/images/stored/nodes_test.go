@@ -1,4 +1,4 @@
-package images
+package stored
 
 import (
 	"testing"
@@ -28,7 +28,7 @@ func TestThePlatformsAreThoseOfTheLinuxNodes(t *testing.T) {
 		"none":       {nil, "", "the cluster has no Linux node"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			got, err := nodePlatforms(t.Context(), fake.NewClientset(c.nodes...))
+			got, err := NodePlatforms(t.Context(), fake.NewClientset(c.nodes...))
 			if got != c.want || (err == nil) != (c.fail == "") || err != nil && err.Error() != c.fail {
 				t.Errorf("platforms %q, %v; want %q, %q", got, err, c.want, c.fail)
 			}

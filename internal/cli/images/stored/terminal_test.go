@@ -1,4 +1,4 @@
-package images
+package stored
 
 import (
 	"bytes"
@@ -10,7 +10,6 @@ import (
 
 	"github.com/zarf-dev/zarf-registry/internal/api/scrub"
 	"github.com/zarf-dev/zarf-registry/internal/cli/render"
-	"github.com/zarf-dev/zarf-registry/internal/images"
 	"github.com/zarf-dev/zarf-registry/internal/release"
 )
 
@@ -27,7 +26,7 @@ func TestRowsDoNotControlTheTerminal(t *testing.T) {
 	}
 	for name, write := range map[string]func(io.Writer) error{
 		"list": func(w io.Writer) error {
-			return render.Report(w, render.FormatTable, []listed{{Reference: evil + "\nFAKE", storedFacts: facts}}, printStored, nil)
+			return render.Report(w, render.FormatTable, []Listed{{Reference: evil + "\nFAKE", storedFacts: facts}}, printStored, nil)
 		},
 		"list --repositories": func(w io.Writer) error {
 			return render.Report(w, render.FormatTable, []listedRepository{{Repository: evil, storedFacts: facts}}, printRepositories, nil)
@@ -43,9 +42,6 @@ func TestRowsDoNotControlTheTerminal(t *testing.T) {
 		"prune": func(w io.Writer) error {
 			return render.Report(w, render.FormatTable, &removal{Images: []removedImage{{References: []string{evil + "\nFAKE"}}},
 				Untagged: []string{evil}}, (&removalFlags{}).print, nil)
-		},
-		"pull": func(w io.Writer) error {
-			return render.Report(w, render.FormatTable, []images.Result{{Reference: evil}}, printReferences, nil)
 		},
 		"verify": func(w io.Writer) error {
 			transport, access := answering(problem)

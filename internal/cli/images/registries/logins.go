@@ -1,4 +1,4 @@
-package images
+package registries
 
 import (
 	"cmp"
@@ -112,7 +112,7 @@ func readLoginFile(path string) (*loginFile, error) {
 	return f, nil
 }
 
-// get returns the credential for a key, or the empty credential.
+// Get returns the credential for a key, or the empty credential.
 func (f *loginFile) get(ctx context.Context, key string) (auth.Credential, error) {
 	credential, err := f.store.Get(ctx, key)
 	switch helper := cmp.Or(f.Helpers[key], f.Store); {

@@ -1,16 +1,14 @@
-package images
+package stored
 
 import (
 	"errors"
 	"fmt"
-	"os"
 
 	"github.com/spf13/cobra"
 
 	"github.com/zarf-dev/zarf-registry/internal/api/catalog"
 	"github.com/zarf-dev/zarf-registry/internal/cli/cmdflags"
 	"github.com/zarf-dev/zarf-registry/internal/exitcode"
-	"github.com/zarf-dev/zarf-registry/internal/images/name"
 	"github.com/zarf-dev/zarf-registry/internal/images/workloads"
 )
 
@@ -21,7 +19,7 @@ type pruneFlags struct {
 	match, keep, keepLists []string
 }
 
-func newPrune(global *cmdflags.Global) *cobra.Command {
+func NewPrune(global *cmdflags.Global) *cobra.Command {
 	f := &pruneFlags{removalFlags: newRemovalFlags(global)}
 	cmd := &cobra.Command{
 		Use:   "prune",
@@ -98,20 +96,11 @@ func (f *pruneFlags) check() (map[string][]string, error) {
 	}
 	listed := map[string][]string{}
 	for _, name := range f.keepLists {
-		list, err := readList(name)
+		list, err := cmdflags.ReadList(name)
 		if err != nil {
 			errs = append(errs, fmt.Errorf("--keep-list: %w", err))
 		}
 		listed[name] = list
 	}
 	return listed, errors.Join(append(errs, f.validate(), f.rules.Validate())...)
-}
-
-func readList(path string) ([]string, error) {
-	file, err := os.Open(path)
-	if err != nil {
-		return nil, err
-	}
-	defer file.Close()
-	return name.ReadList(file, path)
 }

@@ -1,4 +1,4 @@
-package images
+package registries
 
 import (
 	"encoding/base64"
@@ -6,8 +6,9 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/zarf-dev/zarf-registry/internal/cli/clitest"
 	"oras.land/oras-go/v2/registry/remote/auth"
+
+	"github.com/zarf-dev/zarf-registry/internal/cli/clitest"
 )
 
 // loggedIn is what docker login writes for a host without a credential helper.

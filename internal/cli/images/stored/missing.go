@@ -1,4 +1,4 @@
-package images
+package stored
 
 import (
 	"cmp"
@@ -13,9 +13,12 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/opencontainers/go-digest"
 	"github.com/spf13/cobra"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
 
 	"github.com/zarf-dev/zarf-registry/internal/api/catalog"
 	"github.com/zarf-dev/zarf-registry/internal/cli/cmdflags"
@@ -37,7 +40,7 @@ type missingFlags struct {
 	output            string
 }
 
-func newMissing(global *cmdflags.Global) *cobra.Command {
+func NewMissing(global *cmdflags.Global) *cobra.Command {
 	f := &missingFlags{cluster: cmdflags.Cluster{Global: global}}
 	cmd := &cobra.Command{
 		Use:   "missing [MANIFEST...]",
@@ -247,7 +250,7 @@ func manifestFiles(path string) ([]string, error) {
 
 // platformsOfNodes returns nil, which checks no platforms, if the nodes cannot be listed.
 func platformsOfNodes(ctx context.Context, c *cmdflags.Access, log *slog.Logger) (graph.Platforms, error) {
-	text, err := nodePlatforms(ctx, c.Client)
+	text, err := NodePlatforms(ctx, c.Client)
 	if ctx.Err() != nil {
 		return nil, context.Cause(ctx)
 	}
@@ -456,4 +459,35 @@ func printMissingList(w io.Writer, report *missingReport) error {
 		}
 	}
 	return nil
+}
+
+// nodesTimeout bounds the query for the nodes' platforms, so that the kubeconfig of an unreachable cluster does not
+// delay a pull.
+const nodesTimeout = 3 * time.Second
+
+// NodePlatforms returns the platforms of the cluster's Linux nodes, sorted, in the form of
+// --platform. Windows nodes are ignored: their images are rarely in an index with others.
+func NodePlatforms(ctx context.Context, client kubernetes.Interface) (string, error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, nodesTimeout, fmt.Errorf("no answer within %s", nodesTimeout))
+	defer cancel()
+	nodes, err := client.CoreV1().Nodes().List(ctx, metav1.ListOptions{})
+	if err != nil {
+		if cause := context.Cause(ctx); cause != nil {
+			err = cause
+		}
+		return "", err
+	}
+	var found []string
+	for _, node := range nodes.Items {
+		info := node.Status.NodeInfo
+		platform := info.OperatingSystem + "/" + info.Architecture
+		if info.OperatingSystem == "linux" && info.Architecture != "" && !slices.Contains(found, platform) {
+			found = append(found, platform)
+		}
+	}
+	slices.Sort(found)
+	if len(found) == 0 {
+		return "", errors.New("the cluster has no Linux node")
+	}
+	return strings.Join(found, ","), nil
 }

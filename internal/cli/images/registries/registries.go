@@ -1,4 +1,5 @@
-package images
+// Package registries opens the registries that a command names, with the flags and the logins of docker and podman.
+package registries
 
 import (
 	"context"
@@ -19,52 +20,52 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/images/remote"
 )
 
-// registryFlags configure access to registries other than the cluster's.
-type registryFlags struct {
-	username      string
-	passwordStdin bool
-	plainHTTP     bool
+// Flags configure access to registries other than the cluster's.
+type Flags struct {
+	Username      string
+	PasswordStdin bool
+	PlainHTTP     bool
 	caFile        string
 }
 
 // Register adds the flags. which names the registry that they apply to, for the help.
-func (f *registryFlags) register(cmd *cobra.Command, which string) {
+func (f *Flags) Register(cmd *cobra.Command, which string) {
 	flags := cmd.Flags()
-	flags.StringVar(&f.username, "username", "",
+	flags.StringVar(&f.Username, "username", "",
 		"user name for "+which+" (default: the login of docker or podman, also in REGISTRY_AUTH_FILE or DOCKER_CONFIG, or a "+
 			"credential helper)")
-	flags.BoolVar(&f.passwordStdin, "password-stdin", false, "read the password for --username from stdin")
-	flags.BoolVar(&f.plainHTTP, "plain-http", false, "use HTTP without TLS for "+which)
+	flags.BoolVar(&f.PasswordStdin, "password-stdin", false, "read the password for --username from stdin")
+	flags.BoolVar(&f.PlainHTTP, "plain-http", false, "use HTTP without TLS for "+which)
 	flags.StringVar(&f.caFile, "ca-file", "",
 		"`FILE` with CA certificates (PEM) to trust in addition to the system's, for all registries but the cluster's")
 	_ = cmd.MarkFlagFilename("ca-file", "pem", "crt", "cer") // fails only for an unknown flag
 }
 
-func (f *registryFlags) validate() error {
+func (f *Flags) Validate() error {
 	switch {
-	case f.username != "" && !f.passwordStdin:
+	case f.Username != "" && !f.PasswordStdin:
 		return errors.New("--username requires --password-stdin: echo \"$PASSWORD\" | zarf-registry … --username NAME " +
 			"--password-stdin")
-	case f.username == "" && f.passwordStdin:
+	case f.Username == "" && f.PasswordStdin:
 		return errors.New("--password-stdin requires --username")
 	}
 	return nil
 }
 
-// given returns the first given flag that applies to a single registry, or "".
-func (f *registryFlags) given() string {
+// Given returns the first given flag that applies to a single registry, or "".
+func (f *Flags) Given() string {
 	switch {
-	case f.username != "":
+	case f.Username != "":
 		return "--username"
-	case f.plainHTTP:
+	case f.PlainHTTP:
 		return "--plain-http"
 	}
 	return ""
 }
 
-// dialledHost returns the host of the registry that a flag names. The error says what the
+// DialledHost returns the host of the registry that a flag names. The error says what the
 // flag accepts.
-func dialledHost(flag, registry string) (string, error) {
+func DialledHost(flag, registry string) (string, error) {
 	const want = "want HOST[:PORT], such as registry.example.com, 10.0.0.1:5000 or localhost"
 	if _, path, ok := strings.Cut(registry, "/"); ok {
 		if strings.Contains(registry, "://") {
@@ -84,27 +85,27 @@ func dialledHost(flag, registry string) (string, error) {
 	return host, nil
 }
 
-// registries creates one client per registry. It is safe for concurrent use.
-type registries struct {
+// Set creates one client per registry. It is safe for concurrent use.
+type Set struct {
 	options func(host string) (remote.Options, error)
 	mu      sync.Mutex
 	clients map[string]*remote.Registry
 }
 
-// registries prepares the clients of a run and reads the password. The given credential
+// Open prepares the clients of a run and reads the password. The given credential
 // applies to the registry at host. Registries for which plain returns true are reached
 // without TLS.
-func (f *registryFlags) registries(
+func (f *Flags) Open(
 	stdin io.Reader, host string, plain func(host string) bool, retry remote.Options,
-) (*registries, error) {
+) (*Set, error) {
 	var given auth.CredentialFunc
-	if f.passwordStdin {
+	if f.PasswordStdin {
 		password, err := readPassword(stdin)
 		if err != nil {
 			return nil, err
 		}
 		given = func(context.Context, string) (auth.Credential, error) {
-			return auth.Credential{Username: f.username, Password: password}, nil
+			return auth.Credential{Username: f.Username, Password: password}, nil
 		}
 	}
 	trust, err := f.trust()
@@ -112,7 +113,7 @@ func (f *registryFlags) registries(
 		return nil, err
 	}
 	logins := sync.OnceValues(readLogins) // for the first registry that needs them
-	return &registries{clients: map[string]*remote.Registry{}, options: func(to string) (remote.Options, error) {
+	return &Set{clients: map[string]*remote.Registry{}, options: func(to string) (remote.Options, error) {
 		options := retry
 		options.Host, options.TLS = to, trust
 		options.PlainHTTP = plain(to)
@@ -128,7 +129,7 @@ func (f *registryFlags) registries(
 
 // trust returns a TLS configuration with the CAs of the system and of --ca-file, or nil
 // without --ca-file.
-func (f *registryFlags) trust() (*tls.Config, error) {
+func (f *Flags) trust() (*tls.Config, error) {
 	if f.caFile == "" {
 		return nil, nil
 	}
@@ -146,8 +147,8 @@ func (f *registryFlags) trust() (*tls.Config, error) {
 	return &tls.Config{MinVersion: tls.VersionTLS12, RootCAs: roots}, nil
 }
 
-// get returns the client for a registry.
-func (r *registries) get(_ context.Context, host string) (*remote.Registry, error) {
+// Get returns the client for a registry.
+func (r *Set) Get(_ context.Context, host string) (*remote.Registry, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if client := r.clients[host]; client != nil {
@@ -165,14 +166,14 @@ func (r *registries) get(_ context.Context, host string) (*remote.Registry, erro
 	return client, nil
 }
 
-// use makes get return a client for a host.
-func (r *registries) use(host string, client *remote.Registry) {
+// Use makes get return a client for a host.
+func (r *Set) Use(host string, client *remote.Registry) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.clients[host] = client
 }
 
-func (r *registries) close() {
+func (r *Set) Close() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for _, client := range r.clients {
@@ -180,8 +181,8 @@ func (r *registries) close() {
 	}
 }
 
-// host returns the registry of the references if it is the same for all, otherwise "", which --username does not allow.
-func (f *registryFlags) host(refs []string) (string, error) {
+// Host returns the registry of the references if it is the same for all, otherwise "", which --username does not allow.
+func (f *Flags) Host(refs []string) (string, error) {
 	var hosts []string
 	for _, ref := range refs {
 		if host, err := name.Host(ref); err == nil && !strings.HasPrefix(ref, name.DaemonPrefix) {
@@ -192,7 +193,7 @@ func (f *registryFlags) host(refs []string) (string, error) {
 	switch hosts = slices.Compact(hosts); {
 	case len(hosts) == 1:
 		return hosts[0], nil
-	case f.username != "":
+	case f.Username != "":
 		return "", errors.New("--username applies to one registry, but the images are from several: transfer them one " +
 			"registry at a time, or use docker login")
 	}

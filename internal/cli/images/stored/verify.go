@@ -1,4 +1,4 @@
-package images
+package stored
 
 import (
 	"context"
@@ -32,7 +32,7 @@ type verifyFlags struct {
 	output  string
 }
 
-func newVerify(global *cmdflags.Global) *cobra.Command {
+func NewVerify(global *cmdflags.Global) *cobra.Command {
 	f := &verifyFlags{cluster: cmdflags.Cluster{Global: global}}
 	cmd := &cobra.Command{
 		Use:   "verify",
