@@ -87,7 +87,7 @@ func (b *workbench) pushesFromDocker(t *testing.T) {
 	})
 	t.Run("an image that the engine lacks", func(t *testing.T) {
 		fails(t, b.dockerHost(), "docker-daemon:example.com/absent:1", b.dockerHost(),
-			"image example.com/absent:1 not found: run docker pull example.com/absent:1")
+			"not found: example.com/absent:1: run docker pull")
 	})
 	t.Run("no engine", func(t *testing.T) {
 		nowhere := "unix://" + filepath.Join(b.dir, "nowhere.sock")
