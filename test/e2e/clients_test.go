@@ -150,10 +150,12 @@ func (b *workbench) trust(t *testing.T, host string, ca []byte, certificate *pki
 		}
 	}
 	files["hosts.toml"] = []byte(hosts)
-	for _, dir := range []string{"/etc/docker/certs.d/", "/etc/containers/certs.d/", "/etc/containerd/certs.d/"} {
+	const containerd = "/etc/containerd/certs.d"
+	for _, dir := range []string{"/etc/docker/certs.d/", "/etc/containers/certs.d/", containerd + "/",
+		containerd + ":/etc/docker/certs.d/"} { // the last one is a name for containerd without config_path
 		b.shell(t, b.node, `mkdir -p "$1"`, dir+host)
 		for name, content := range files {
-			if name == "hosts.toml" && dir != "/etc/containerd/certs.d/" {
+			if name == "hosts.toml" && !strings.HasPrefix(dir, containerd) {
 				continue // others reject names that they do not know
 			}
 			b.writeOnNode(t, b.node, dir+host+"/"+name, content)
@@ -365,7 +367,8 @@ func (s session) operations(t *testing.T) (worked []string) {
 	return worked
 }
 
-// damage empties the stored config and layers of what the client has pushed.
+// damage empties the stored config and layers of what the client has pushed, apart from those of the seeded image:
+// clients that know its layers mount them, and compress others anew when they repair.
 func (s session) damage(t *testing.T) {
 	t.Helper()
 	api := s.workbench.client.CoreV1()
@@ -380,10 +383,11 @@ func (s session) damage(t *testing.T) {
 	s.shell(t, s.node, `cd "$1/docker/registry/v2"
 for link in "repositories/$2/_layers/sha256"/*; do
   digest=${link##*/}
+  if [ -e "repositories/$3/_layers/sha256/$digest" ]; then continue; fi
   data=blobs/sha256/$(echo "$digest" | cut -c 1-2)/$digest/data
   test -s "$data"
   : >"$data"
-done`, volume.Spec.HostPath.Path, s.own)
+done`, volume.Spec.HostPath.Path, s.own, s.seeded)
 }
 
 func (s session) logIn(t *testing.T, as user) {
