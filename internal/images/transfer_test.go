@@ -247,7 +247,8 @@ func TestImagesThatShareLayers(t *testing.T) {
 	base, family := imagestest.Noise(1, 200_000), [][]byte{imagestest.Noise(2, 100_000), imagestest.Noise(3, 100_000), imagestest.Noise(4, 100_000)}
 	for i := range n {
 		list = append(list, artifact(t, store, fmt.Sprintf("docker.io/many/app-%d:1", i), ocispec.MediaTypeImageManifest,
-			ocispec.MediaTypeImageConfig, ocispec.MediaTypeImageLayer, nil, base, family[i%3], imagestest.Noise(uint64(100+i), 500)))
+			ocispec.MediaTypeImageConfig, ocispec.MediaTypeImageLayer, nil, base, family[i%3],
+			imagestest.Noise(uint64(100+i), 500)))
 	}
 	refs := from.fill(t, store, list...)
 	items := from.resolve(t, nil, refs...)

@@ -69,7 +69,7 @@ func NewRegistry(t *testing.T) *Registry {
 			w.Header().Set("WWW-Authenticate", `Basic realm="zarf-registry"`)
 			w.Header().Set("Content-Type", "application/json")
 			w.WriteHeader(http.StatusUnauthorized)
-			io.WriteString(w, `{"errors":[{"code":"UNAUTHORIZED","message":"authentication required"}]}`)
+			_, _ = io.WriteString(w, `{"errors":[{"code":"UNAUTHORIZED","message":"authentication required"}]}`)
 			return
 		}
 		reg.mu.Lock()
@@ -190,7 +190,7 @@ func (r *Registry) CheckWhole(t *testing.T, src content.Fetcher, image graph.Ima
 func Noise(seed uint64, size int) []byte {
 	b := make([]byte, size)
 	source := rand.NewChaCha8([32]byte{byte(seed), byte(seed >> 8), 1})
-	source.Read(b)
+	_, _ = source.Read(b)
 	return b
 }
 
@@ -275,7 +275,7 @@ func Zstd(t testing.TB, b []byte) []byte {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer z.Close()
+	defer func() { _ = z.Close() }()
 	return z.EncodeAll(b, nil)
 }
 

@@ -53,7 +53,8 @@ func (p *retryPolicy) backOff(ctx context.Context, attempt int, resp *http.Respo
 		if err == nil {
 			err = errors.New(resp.Status)
 		}
-		attrs = append([]any{slog.String("registry", p.host), slog.String("error", redact(withoutURL(err).Error()))}, attrs...)
+		reason := redact(withoutURL(err).Error())
+		attrs = append([]any{slog.String("registry", p.host), slog.String("error", reason)}, attrs...)
 		p.log.Warn("registry request failed, retrying",
 			append(attrs, slog.Int("attempt", attempt+1), slog.Duration("delay", delay))...)
 	}

@@ -54,7 +54,6 @@ type archive struct {
 	size    int64
 	entries map[string]entry
 	memory  int // that the index takes, at most
-	cleanup func() error
 }
 
 // entry is a file in an archive or, if target is set, a link to one.
