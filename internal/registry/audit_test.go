@@ -59,7 +59,8 @@ func TestAuditTrail(t *testing.T) {
 	t.Parallel()
 	i := open(t, newTestCA(t), t.TempDir())
 	// The trail does not depend on the level.
-	i.server.log = slog.New(slog.NewJSONHandler(i.logs, &slog.HandlerOptions{Level: slog.LevelError}))
+	i.server.source.Log = slog.New(slog.NewJSONHandler(i.logs, &slog.HandlerOptions{Level: slog.LevelError}))
+	i.server.log = i.server.source.Log
 	i.server.collector.Times = quick
 	i.run()
 	c := i.pusher()

@@ -77,7 +77,7 @@ func (s *Server) endpoints() (registry, diagnostics []*endpoint) {
 // endpoint shares the connection limit among successive endpoints of a listener.
 func (s *Server) endpoint(l listener) *endpoint {
 	f := &front.Front{
-		Name: l.name, Policy: l.policy, Credentials: s.credentials, Tokens: s.tokens, Tagged: s.source.Tagged,
+		Name: l.name, Policy: l.policy, Credentials: s.credentials, Tokens: s.tokens,
 		Next: s.source, Metrics: s.metrics, Log: s.log, Draining: &s.draining, Now: s.now, IdleTimeout: s.idleTimeout,
 	}
 	e := newEndpoint(l.name, l.address, f, s.connections[l.name], s.log)

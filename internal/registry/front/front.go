@@ -1,12 +1,11 @@
-// Package front is the HTTP front end of a listener: it authorizes requests, ends those that stall, logs and counts
-// them, and writes the audit trail.
+// Package front is the HTTP front end of a listener: it authorizes requests, ends those that stall, and logs and counts
+// them.
 //
 // It listens to nothing and stores nothing. Package users verifies users.
 package front
 
 import (
 	"cmp"
-	"context"
 	"errors"
 	"io"
 	"log/slog"
@@ -18,7 +17,6 @@ import (
 	"time"
 
 	"github.com/distribution/distribution/v3/registry/api/errcode"
-	"github.com/opencontainers/go-digest"
 
 	"github.com/zarf-dev/zarf-registry/internal/net/tlsfiles"
 	"github.com/zarf-dev/zarf-registry/internal/pki"
@@ -57,7 +55,6 @@ type Front struct {
 	Clients     *tlsfiles.Clients // nil without mutual TLS
 	Credentials *users.Users
 	Tokens      *Tokens
-	Tagged      func(ctx context.Context, repository, tag string) digest.Digest // of a manifest, "" if unknown
 	Next        http.Handler
 	Metrics     recorder
 	Log         *slog.Logger
@@ -98,9 +95,7 @@ func (f *Front) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	default:
 		r.Header.Del("Authorization")
 		r.Header.Del("Cookie")
-		change := f.pending(r, to)
 		f.Next.ServeHTTP(e, request.With(r, to, &peer.Caller))
-		f.audit(r.Context(), change, e, peer)
 	}
 	code = e.code()
 }

@@ -16,8 +16,11 @@ type Caller struct {
 	HidesOwn         bool     // the project's own repositories are not listed
 }
 
-// Audit returns the attributes that identify the client.
+// Audit returns the attributes that identify the client; none without one.
 func (c *Caller) Audit() []slog.Attr {
+	if c == nil {
+		return nil
+	}
 	attrs := []slog.Attr{slog.String("user", c.User)}
 	if c.Certificate != "" {
 		attrs = append(attrs, slog.String("certificate", c.Certificate))

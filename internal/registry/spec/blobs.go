@@ -13,6 +13,7 @@ import (
 	storagedriver "github.com/distribution/distribution/v3/registry/storage/driver"
 	"github.com/opencontainers/go-digest"
 
+	"github.com/zarf-dev/zarf-registry/internal/registry/audit"
 	"github.com/zarf-dev/zarf-registry/internal/registry/content"
 	"github.com/zarf-dev/zarf-registry/internal/registry/request"
 	"github.com/zarf-dev/zarf-registry/internal/registry/storage"
@@ -35,6 +36,7 @@ func (s *Registry) serveBlob(w http.ResponseWriter, r *http.Request, to request.
 			return distribution.ErrBlobUnknown
 		}
 		if err == nil {
+			s.audit(r.Context(), audit.ActionDelete, to.Repository, to.Blob, d)
 			w.WriteHeader(http.StatusAccepted)
 		}
 		return err

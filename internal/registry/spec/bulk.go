@@ -41,9 +41,7 @@ func (s *Registry) Deletions(draining *atomic.Bool) http.Handler {
 						if kept != nil {
 							e.Kept = kept.Error()
 						} else if existed {
-							d := m.Digest.String()
-							audit.Log(ctx, s.Log, audit.ActionDelete, request.Reference(m.Repository, d), d,
-								request.CallerOf(ctx).Audit()...)
+							s.audit(ctx, audit.ActionDelete, m.Repository, m.Digest.String(), m.Digest)
 						}
 						send(e)
 					})

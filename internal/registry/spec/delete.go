@@ -14,6 +14,7 @@ import (
 	"github.com/distribution/distribution/v3/registry/api/errcode"
 	"github.com/opencontainers/go-digest"
 
+	"github.com/zarf-dev/zarf-registry/internal/registry/audit"
 	"github.com/zarf-dev/zarf-registry/internal/registry/collect"
 	"github.com/zarf-dev/zarf-registry/internal/registry/content"
 	"github.com/zarf-dev/zarf-registry/internal/registry/request"
@@ -47,6 +48,7 @@ func (s *Registry) deleteManifest(w http.ResponseWriter, r *http.Request, reposi
 	case !found:
 		return errcode.ErrorCodeManifestUnknown.WithDetail(d)
 	default:
+		s.audit(r.Context(), audit.ActionDelete, repository, d.String(), d)
 		w.WriteHeader(http.StatusAccepted)
 	}
 	return nil

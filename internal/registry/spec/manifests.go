@@ -15,6 +15,7 @@ import (
 	"github.com/opencontainers/go-digest"
 	v1 "github.com/opencontainers/image-spec/specs-go/v1"
 
+	"github.com/zarf-dev/zarf-registry/internal/registry/audit"
 	"github.com/zarf-dev/zarf-registry/internal/registry/content"
 	"github.com/zarf-dev/zarf-registry/internal/registry/request"
 )
@@ -148,6 +149,9 @@ func (s *Registry) putManifest(w http.ResponseWriter, r *http.Request, to reques
 		return err
 	}
 	created()
+	for _, name := range p.names() {
+		s.audit(ctx, audit.ActionPush, p.repository, name, p.name())
+	}
 	p.describe(w.Header())
 	w.WriteHeader(http.StatusCreated)
 	return nil

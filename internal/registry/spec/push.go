@@ -6,6 +6,7 @@ import (
 	"net/http"
 	"net/url"
 	"regexp"
+	"slices"
 	"strings"
 
 	"github.com/distribution/distribution/v3"
@@ -38,6 +39,14 @@ type push struct {
 
 // name is the digest by which the client knows the manifest.
 func (p *push) name() digest.Digest { return p.digests[len(p.digests)-1] }
+
+// names are what the client has named: tags, and the digest of a push by that.
+func (p *push) names() []string {
+	if !p.byDigest {
+		return p.tags
+	}
+	return append(slices.Clone(p.tags), p.name().String())
+}
 
 // newPush returns an OCI error if the manifest is not valid.
 func (s *Registry) newPush(r *http.Request, to request.Target, data []byte) (*push, error) {

@@ -22,7 +22,9 @@ import (
 	storagedriver "github.com/distribution/distribution/v3/registry/storage/driver"
 	"github.com/distribution/distribution/v3/registry/storage/driver/factory"
 	"github.com/distribution/reference"
+	"github.com/opencontainers/go-digest"
 
+	"github.com/zarf-dev/zarf-registry/internal/registry/audit"
 	"github.com/zarf-dev/zarf-registry/internal/registry/collect"
 	"github.com/zarf-dev/zarf-registry/internal/registry/content"
 	"github.com/zarf-dev/zarf-registry/internal/registry/request"
@@ -120,6 +122,11 @@ func (s *Registry) serve(w http.ResponseWriter, r *http.Request) {
 	if err != nil {
 		s.fail(w, r, err)
 	}
+}
+
+// audit writes a line of the audit trail: a client has changed what a name refers to, a tag or a digest.
+func (s *Registry) audit(ctx context.Context, action, repository, name string, d digest.Digest) {
+	audit.Log(ctx, s.Log, action, request.Reference(repository, name), d.String(), request.CallerOf(ctx).Audit()...)
 }
 
 // fail responds with an error, which is logged if it is not the client's.

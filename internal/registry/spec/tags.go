@@ -18,6 +18,7 @@ import (
 	"github.com/distribution/distribution/v3/registry/api/errcode"
 	"github.com/opencontainers/go-digest"
 
+	"github.com/zarf-dev/zarf-registry/internal/registry/audit"
 	"github.com/zarf-dev/zarf-registry/internal/registry/content"
 	"github.com/zarf-dev/zarf-registry/internal/registry/request"
 	"github.com/zarf-dev/zarf-registry/internal/registry/storage"
@@ -78,11 +79,13 @@ func (s *Registry) untag(ctx context.Context, repository, tag string, from diges
 
 func (s *Registry) deleteTag(w http.ResponseWriter, r *http.Request, to request.Target) error {
 	defer s.tags.lock(to.Repository, to.Manifest)()
+	d := s.Tagged(r.Context(), to.Repository, to.Manifest)
 	err := s.Driver.Delete(r.Context(), storage.TagDir(to.Repository, to.Manifest))
 	if storage.IsNotFound(err) {
 		return errcode.ErrorCodeManifestUnknown.WithDetail(to.Manifest)
 	}
 	if err == nil {
+		s.audit(r.Context(), audit.ActionDelete, to.Repository, to.Manifest, d)
 		w.WriteHeader(http.StatusAccepted)
 	}
 	return err
