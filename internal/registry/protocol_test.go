@@ -178,3 +178,58 @@ func TestDeletedContentCanBePushedAgain(t *testing.T) {
 	c.pushImage("delete/me", "v1", "layer")
 	node.must(http.StatusOK, "GET", "/v2/delete/me/manifests/v1", nil)
 }
+
+func TestDeletingAManifestDeletesItsTags(t *testing.T) {
+	t.Parallel()
+	i := start(t, newTestCA(t), t.TempDir())
+	c := i.pusher()
+	d, _ := c.pushImage("a", "one", "layer")
+	c.pushImage("a", "two", "layer")
+	c.must(http.StatusAccepted, "DELETE", "/v2/a/manifests/"+d.String(), nil)
+	if s3 != nil { // the repository is gone
+		c.must(http.StatusNotFound, "GET", "/v2/a/tags/list", nil)
+		return
+	}
+	if a := c.must(http.StatusOK, "GET", "/v2/a/tags/list", nil); a.body != `{"name":"a","tags":[]}`+"\n" {
+		t.Errorf("%s", a.body)
+	}
+}
+
+// A client that has its content refused cannot have other content accepted as that.
+func TestRefusedUploadsVouchForNothing(t *testing.T) {
+	t.Parallel()
+	if s3 != nil {
+		t.Skip("about file systems")
+	}
+	i := start(t, newTestCA(t), t.TempDir())
+	c := i.pusher()
+	const content, other = "the content", "the attack!"
+	d := digest.FromString(content)
+	begun := c.begin("a")
+	sent := c.must(http.StatusAccepted, "PATCH", begun, strings.NewReader(content)).Header.Get("Location")
+	c.must(http.StatusBadRequest, "PUT", sent+"&digest="+digest.FromString(other).String(), nil)
+	for _, step := range []struct{ method, path, body string }{
+		{"PATCH", begun, other}, {"PUT", sent + "&digest=" + d.String(), ""},
+	} {
+		a, err := c.send(step.method, step.path, strings.NewReader(step.body))
+		if err != nil || a.StatusCode < http.StatusBadRequest {
+			t.Errorf("%s: %v, status %d", step.method, err, a.StatusCode)
+		}
+	}
+	c.must(http.StatusNotFound, "GET", "/v2/a/blobs/"+d.String(), nil)
+}
+
+// A registry that shuts down closes connections also if a handler replaces the response.
+func TestReplacedResponsesCloseTheConnection(t *testing.T) {
+	t.Parallel()
+	i := start(t, newTestCA(t), t.TempDir())
+	c := i.pusher()
+	d, _ := c.pushImage("a", "v1", "layer")
+	i.server.draining.Store(true)
+	defer i.server.draining.Store(false)
+	a := c.must(http.StatusPreconditionFailed, "DELETE", "/v2/a/manifests/"+d.String(), nil, "If-Unmodified-Since",
+		"Thu, 01 Jan 1970 00:00:00 GMT")
+	if !a.Close {
+		t.Errorf("the connection stays open: %v", a.Header)
+	}
+}
