@@ -405,29 +405,19 @@ func TestOpeningAndClosingUnderLoad(t *testing.T) {
 	content := random(1 << 20)
 	path := "/v2/a/blobs/" + f.pusher().pushBlob("a", content).String()
 	var served, refused atomic.Int64
-	stop := make(chan struct{})
-	var loops sync.WaitGroup
-	for range 4 {
-		loops.Go(func() {
-			for {
-				select {
-				case <-stop:
-					return
-				default:
-				}
-				switch body, status, err := pullOnce(f.server.options.PlainListen, path); {
-				case err != nil:
-					refused.Add(1) // before its first byte
-				case status == http.StatusUnauthorized: // the users were removed before the listener closed
-				case status != http.StatusOK || body != content:
-					t.Errorf("status %d and %d bytes", status, len(body))
-					return
-				default:
-					served.Add(1)
-				}
-			}
-		})
-	}
+	stop := repeatedly(4, func() bool {
+		switch body, status, err := pullOnce(f.server.options.PlainListen, path); {
+		case err != nil:
+			refused.Add(1) // before its first byte
+		case status == http.StatusUnauthorized: // the users were removed before the listener closed
+		case status != http.StatusOK || body != content:
+			t.Errorf("status %d and %d bytes", status, len(body))
+			return false
+		default:
+			served.Add(1)
+		}
+		return true
+	})
 	for range 10 {
 		from := served.Load()
 		eventually(t, "pulls are served", func() bool { return served.Load() > from+5 })
@@ -436,8 +426,7 @@ func TestOpeningAndClosingUnderLoad(t *testing.T) {
 		eventually(t, "pulls are refused", func() bool { return refused.Load() > from+5 })
 		f.open()
 	}
-	close(stop)
-	loops.Wait()
+	stop()
 }
 
 // pullOnce sends a request on a new connection. An error means that there was no response; a

@@ -457,6 +457,27 @@ func (b *lockedBuffer) String() string {
 	return b.text.String()
 }
 
+// repeatedly runs n loops until stop is called, or do returns false.
+func repeatedly(n int, do func() (again bool)) (stop func()) {
+	ended := make(chan struct{})
+	var loops sync.WaitGroup
+	for range n {
+		loops.Go(func() {
+			for do() {
+				select {
+				case <-ended:
+					return
+				default:
+				}
+			}
+		})
+	}
+	return func() {
+		close(ended)
+		loops.Wait()
+	}
+}
+
 // eventually polls until a condition of other goroutines is true.
 func eventually(t testing.TB, what string, condition func() bool) {
 	t.Helper()

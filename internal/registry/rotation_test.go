@@ -53,29 +53,15 @@ func TestRotationFailsNoRequest(t *testing.T) {
 		return current.send("GET", path, nil)
 	}
 	var served atomic.Int64
-	stop := make(chan struct{})
-	var loops sync.WaitGroup
-	for range 4 {
-		loops.Go(func() {
-			for {
-				select {
-				case <-stop:
-					return
-				default:
-				}
-				a, err := pull()
-				if err != nil {
-					t.Errorf("a pull failed: %v", err)
-					return
-				}
-				if a.StatusCode != http.StatusOK {
-					t.Errorf("a pull failed: %d %s", a.StatusCode, a.code())
-					return
-				}
-				served.Add(1)
-			}
-		})
-	}
+	stop := repeatedly(4, func() bool {
+		a, err := pull()
+		if err != nil || a.StatusCode != http.StatusOK {
+			t.Errorf("a pull failed: %v, %s", err, a.body)
+			return false
+		}
+		served.Add(1)
+		return true
+	})
 	some := func() {
 		t.Helper()
 		from := served.Load()
@@ -95,8 +81,7 @@ func TestRotationFailsNoRequest(t *testing.T) {
 	some()
 	i.replaceCertificates(after.serverFiles(t)) // the old CA is dropped
 	some()
-	close(stop)
-	loops.Wait()
+	stop()
 
 	if _, err := withRoots(before).send("GET", path, nil); err == nil {
 		t.Error("a client of the dropped CA still has access")

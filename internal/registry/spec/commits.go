@@ -106,7 +106,7 @@ func (s *Registry) continueUpload(w http.ResponseWriter, r *http.Request, to req
 	}
 	if finished {
 		request.ClearHeader(w.Header())
-		created(w, to.Repository, d)
+		blobCreated(w, to.Repository, d)
 	} else {
 		response.Send(w)
 	}

@@ -38,12 +38,12 @@ func (s *Registry) beginUpload(w http.ResponseWriter, r *http.Request, to reques
 			return err
 		}
 	}
-	created(w, to.Repository, d)
+	blobCreated(w, to.Repository, d)
 	return nil
 }
 
-// created responds that a repository has a blob.
-func created(w http.ResponseWriter, repository string, d digest.Digest) {
+// blobCreated responds that a repository has a blob.
+func blobCreated(w http.ResponseWriter, repository string, d digest.Digest) {
 	w.Header().Set("Docker-Content-Digest", d.String())
 	w.Header().Set("Location", "/v2/"+repository+"/blobs/"+d.String())
 	w.WriteHeader(http.StatusCreated)

@@ -141,6 +141,9 @@ func parseUser(line string, has Role) (string, *User, error) {
 
 // loadPullUsers reads an optional file of users who may only pull. If the file is invalid, it returns old.
 func (t *userTable) loadPullUsers(path string, has Role, old *userFile) (*userFile, error) {
+	if path == "" {
+		return nil, nil
+	}
 	file, err := loadUsers(path, has, old)
 	if err == nil {
 		err = t.collision(path, file)

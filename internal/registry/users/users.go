@@ -4,6 +4,7 @@
 package users
 
 import (
+	"cmp"
 	"context"
 	"crypto/hmac"
 	"crypto/rand"
@@ -160,21 +161,13 @@ func (c *Users) logReload(changed bool, err error) {
 // reload reads the files and activates the valid ones. It may return both changed and an error, for
 // different files.
 func (c *Users) reload() (changed bool, err error) {
-	old := c.current.Load()
-	if old == nil {
-		old = &userTable{}
-	}
-	next := &userTable{}
+	old, next := cmp.Or(c.current.Load(), &userTable{}), &userTable{}
 	var pushErr, pullErr, exposedErr error
 	if next.push, pushErr = loadUsers(c.push, RolePush, old.push); pushErr != nil {
 		next.push = old.push
 	}
-	if c.pull != "" {
-		next.pull, pullErr = next.loadPullUsers(c.pull, RolePull, old.pull)
-	}
-	if c.exposed != "" {
-		next.exposed, exposedErr = next.loadPullUsers(c.exposed, roleExternal, old.exposed)
-	}
+	next.pull, pullErr = next.loadPullUsers(c.pull, RolePull, old.pull)
+	next.exposed, exposedErr = next.loadPullUsers(c.exposed, roleExternal, old.exposed)
 	if err = errors.Join(pushErr, pullErr, exposedErr); err != nil {
 		c.ReloadErrors.Add(1)
 	}
