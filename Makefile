@@ -70,6 +70,8 @@ NOT_IN_TEST := ./test/conformance ./test/e2e ./test/sops
 # are linked again only if they changed. It needs different names: $(call LINKED,folder) links into a folder. Four
 # packages run at once, because the tests of some mostly wait.
 LINKED = $(GOTEST) -short -p 4 -o $(CURDIR)/dist/tests/$(1)/
+# Tells testsummary that go test has failed, which it does without a failed test if it cannot link one.
+EXIT := echo '{"Action":"exit"}'
 
 # Paths of the build output for tests and the demo.
 export E2E_TESTCLUSTER := $(CURDIR)/$(TESTCLUSTER)
@@ -106,12 +108,13 @@ test: ## Unit and chart tests; needs only Go and takes three minutes on two core
 	@unformatted=$$(gofmt -l .); [ -z "$$unformatted" ] || { echo "run gofmt on:"; echo "$$unformatted"; exit 1; }
 	go vet ./... && cd test/cluster && go vet ./...
 	@# What takes longest begins first.
-	@mkdir -p dist/tests/{root,cluster}
+	@mkdir -p dist/tests/{root,cli,cluster}
 	unset $${!E2E_@}; { \
 	  $(call LINKED,root) ./templates-tests ./internal/registry ./loader ./internal/{node/proxy,hook,node/cache} \
-	    $$(go list ./... | grep -vE '/zarf-registry/(cmd|tools)/' | grep -vxF "$$(go list $(NOT_IN_TEST))") || true; \
-	  $(GOTEST) -short ./cmd/... ./tools/... || true; \
-	  cd test/cluster && $(call LINKED,cluster) ./... || true; \
+	    $$(go list ./... | grep -vE '/zarf-registry/(cmd|tools|internal/cli)/' | grep -vxF "$$(go list $(NOT_IN_TEST))") || $(EXIT); \
+	  $(call LINKED,cli) $$(go list ./internal/cli/... | grep /internal/cli/) || $(EXIT); \
+	  $(GOTEST) -short ./cmd/... ./tools/... || $(EXIT); \
+	  cd test/cluster && $(call LINKED,cluster) ./... || $(EXIT); \
 	} | go run ./tools/testsummary
 
 .PHONY: check

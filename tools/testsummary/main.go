@@ -3,7 +3,8 @@
 //
 //	go test -json ./... | go run ./tools/testsummary
 //
-// It fails if a test or a package failed, and if no test passed.
+// It fails if a test or a package failed, if no test passed, and after the line {"Action":"exit"}, which says that go test
+// failed.
 package main
 
 import (
@@ -30,7 +31,7 @@ type event struct{ Action, Package, Test, Output string }
 
 // run reports whether tests passed and nothing failed.
 func run(results io.Reader, out io.Writer) bool {
-	passed, failed, skipped := 0, []string{}, []string{}
+	passed, failed, skipped, exited := 0, []string{}, []string{}, false
 	open := map[string][]event{} // output, and tests that run, of packages that have not ended
 	fail := func(pkg string) {
 		for _, e := range open[pkg] {
@@ -55,6 +56,8 @@ func run(results io.Reader, out io.Writer) bool {
 		switch {
 		case e.Action == "build-output", e.Test == "" && strings.HasPrefix(e.Output, "ok  \t"):
 			fmt.Fprint(out, e.Output)
+		case e.Action == "exit":
+			exited = true
 		case e.Action == "start", e.Action == "run", e.Action == "output" && !strings.HasPrefix(e.Output, "=== "):
 			open[e.Package] = append(open[e.Package], e)
 		case ends && e.Test != "":
@@ -79,6 +82,9 @@ func run(results io.Reader, out io.Writer) bool {
 	}
 	for _, pkg := range slices.Sorted(maps.Keys(open)) { // go test was stopped
 		fail(pkg)
+	}
+	if exited && len(failed) == 0 {
+		failed = append(failed, "failed: go test, without a failed test: see above")
 	}
 	slices.Sort(skipped)
 	for _, line := range slices.Concat(skipped, failed) {

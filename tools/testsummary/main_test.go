@@ -105,9 +105,11 @@ func TestResult(t *testing.T) {
 		results, end string
 		good         bool
 	}{
-		"passed":          {good, "2 passed, 0 failed, 1 skipped\n", true},
-		"only skips":      {strings.ReplaceAll(good, `"pass"`, `"skip"`), "0 passed, 0 failed, 3 skipped\n", false},
-		"nothing ran":     {"", "0 passed, 0 failed, 0 skipped\n", false},
+		"passed":      {good, "2 passed, 0 failed, 1 skipped\n", true},
+		"only skips":  {strings.ReplaceAll(good, `"pass"`, `"skip"`), "0 passed, 0 failed, 3 skipped\n", false},
+		"nothing ran": {"", "0 passed, 0 failed, 0 skipped\n", false},
+		"go test failed": {good + `{"Action":"exit"}`, "\nfailed: go test, without a failed test: see above\n2 passed, 1 failed, 1 skipped\n",
+			false},
 		"go test stopped": {good[:end], " (package)\n2 passed, 1 failed, 1 skipped\n", false},
 		"half a line":     {good[:end+20], " (package)\n2 passed, 1 failed, 1 skipped\n", false},
 		"other output":    {"go: warning\n" + good, "2 passed, 0 failed, 1 skipped\n", true},
