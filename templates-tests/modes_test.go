@@ -352,7 +352,7 @@ func TestPlainListenerRequiresThePullSecret(t *testing.T) {
 	}
 }
 
-// Invalid values for proxies do not matter in other modes. Where they do, refusals has them.
+// Invalid values for proxies do not matter in other modes. Where they do, refusals.golden has them.
 func TestProxyValuesAreValidatedInProxyModeOnly(t *testing.T) {
 	t.Parallel()
 	for _, sets := range [][]string{

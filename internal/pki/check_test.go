@@ -23,6 +23,7 @@ import (
 	"time"
 
 	"github.com/zarf-dev/zarf-registry/internal/pki"
+	"github.com/zarf-dev/zarf-registry/test/golden"
 )
 
 const week = 7 * 24 * time.Hour
@@ -149,6 +150,7 @@ var serverRequirement = pki.Requirement{
 	Usages: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}, Role: server,
 }
 
+// The golden file says what each certificate is refused for.
 func TestCheck(t *testing.T) {
 	root := newCA(t, nil, "root")
 	middle := newCA(t, root, "middle")
@@ -213,7 +215,6 @@ func TestCheck(t *testing.T) {
 		trust *pki.Bundle      // nil: root
 		want  *pki.Requirement // nil: what a server must be good for
 		at    time.Time        // zero: now
-		lines []string         // none: it is good
 	}{
 		"a good one":           {pair: good},
 		"with an intermediate": {pair: leaf(middle)},
@@ -242,189 +243,113 @@ func TestCheck(t *testing.T) {
 		"one of two authorities with one name and one key is expired": {pair: good, trust: trusting(
 			sign(t, nil, "root", root.key, asCA, expired), root.cert)},
 
-		"nothing at all": {lines: []string{"the certificate is missing", "the private key is missing"}},
-		"no key":         {pair: withKey(nil), lines: []string{"the private key is missing"}},
-		"a blank key":    {pair: withKey([]byte(" \n")), lines: []string{"the private key is missing"}},
-		"no certificate": {pair: pki.KeyPair{Key: good.Key}, lines: []string{"the certificate is missing"}},
-		"no authority":   {pair: good, trust: trusting(), lines: []string{"there is no trusted CA"}},
-		"another's key": {pair: withKey(pkcs8(t, ecKey(t, elliptic.P256()))),
-			lines: []string{"the private key does not belong to the certificate"}},
-		"a key of another kind": {pair: withKey(pkcs8(t, edKey)),
-			lines: []string{"the private key does not belong to the certificate"}},
+		"nothing at all":        {},
+		"no key":                {pair: withKey(nil)},
+		"a blank key":           {pair: withKey([]byte(" \n"))},
+		"no certificate":        {pair: pki.KeyPair{Key: good.Key}},
+		"no authority":          {pair: good, trust: trusting()},
+		"another's key":         {pair: withKey(pkcs8(t, ecKey(t, elliptic.P256())))},
+		"a key of another kind": {pair: withKey(pkcs8(t, edKey))},
 		"the chain upside down": {pair: pki.KeyPair{Certificate: chainPEM(middle.cert, parseFirst(t, leaf(middle))),
-			Key: good.Key}, want: &pki.Requirement{Role: ""},
-			lines: []string{
-				"the private key does not belong to the certificate, but to certificate 2 of the chain, which must come first",
-				"it is itself a CA certificate",
-				"its key usages do not allow digital signatures, which TLS 1.3 needs",
-			}},
-		"an RSA key of 1024 bits": {pair: of(rsa1024, pkcs8(t, rsa1024)),
-			lines: []string{"parsing the private key: it is an RSA key of 1024 bits, use 2048 to 8192"}},
-		"an ECDSA key on P-224": {pair: of(p224, pkcs8(t, p224)),
-			lines: []string{"parsing the private key: it is an ECDSA key on curve P-224, use P-256, P-384 or P-521"}},
-		"an encrypted key": {pair: withKey(block("ENCRYPTED PRIVATE KEY", []byte("secret"))),
-			lines: []string{"parsing the private key: it is encrypted: store it without a password"}},
+			Key: good.Key}, want: &pki.Requirement{Role: ""}},
+		"an RSA key of 1024 bits": {pair: of(rsa1024, pkcs8(t, rsa1024))},
+		"an ECDSA key on P-224":   {pair: of(p224, pkcs8(t, p224))},
+		"an encrypted key":        {pair: withKey(block("ENCRYPTED PRIVATE KEY", []byte("secret")))},
 		"an encrypted key from old versions": {pair: withKey([]byte("-----BEGIN EC PRIVATE KEY-----\nProc-Type: " +
-			"4,ENCRYPTED\nDEK-Info: AES-256-CBC,00\n\nc2VjcmV0\n-----END EC PRIVATE KEY-----\n")),
-			lines: []string{"parsing the private key: it is encrypted: store it without a password"}},
-		"two keys": {pair: withKey(slices.Concat(good.Key, good.Key)),
-			lines: []string{"parsing the private key: there are 2 PEM blocks where one is expected"}},
-		"rubbish in the key": {pair: withKey(block("PRIVATE KEY", []byte("hunter2"))),
-			lines: []string{`parsing the private key: the content of a PEM block "PRIVATE KEY" is damaged or of an unknown kind`}},
-		"rubbish as key": {pair: withKey([]byte("hunter2")),
-			lines: []string{"parsing the private key: no PEM block found"}},
-		"a block of any name as key": {pair: withKey(block("HUNTER2", nil)),
-			lines: []string{"parsing the private key: found a PEM block of an unknown type where a private key is expected"}},
-		"the certificate as key": {pair: withKey(good.Certificate),
-			lines: []string{`parsing the private key: found a PEM block "CERTIFICATE" where a private key is expected`}},
-		"a key of 10 MB": {pair: withKey(bytes.Repeat([]byte("x"), 10<<20)),
-			lines: []string{"parsing the private key: 10485760 bytes are too many, the limit is 65536"}},
-		"the key as certificate": {pair: pki.KeyPair{Certificate: good.Key, Key: good.Key},
-			lines: []string{`parsing the certificate: found a PEM block "PRIVATE KEY" where a certificate is expected`}},
-		"a certificate of 10 MB": {pair: pki.KeyPair{Certificate: bytes.Repeat(good.Certificate,
-			10<<20/len(good.Certificate)), Key: good.Key},
-			lines: []string{fmt.Sprintf("parsing the certificate: %d bytes are too many, the limit is 65536",
-				10<<20/len(good.Certificate)*len(good.Certificate))}},
+			"4,ENCRYPTED\nDEK-Info: AES-256-CBC,00\n\nc2VjcmV0\n-----END EC PRIVATE KEY-----\n"))},
+		"two keys":                   {pair: withKey(slices.Concat(good.Key, good.Key))},
+		"rubbish in the key":         {pair: withKey(block("PRIVATE KEY", []byte("hunter2")))},
+		"rubbish as key":             {pair: withKey([]byte("hunter2"))},
+		"a block of any name as key": {pair: withKey(block("HUNTER2", nil))},
+		"the certificate as key":     {pair: withKey(good.Certificate)},
+		"a key of 10 MB":             {pair: withKey(bytes.Repeat([]byte("x"), 10<<20))},
+		"the key as certificate":     {pair: pki.KeyPair{Certificate: good.Key, Key: good.Key}},
+		"a certificate of 10 MB":     {pair: pki.KeyPair{Certificate: bytes.Repeat([]byte("x"), 10<<20), Key: good.Key}},
 		"rubbish before": {pair: pki.KeyPair{Certificate: slices.Concat([]byte("hunter2\n"), good.Certificate),
-			Key: good.Key},
-			lines: []string{"parsing the certificate: there is something before the first PEM block: only PEM blocks may be " +
-				"in the file"}},
-		"rubbish behind": {pair: pki.KeyPair{Certificate: slices.Concat(good.Certificate, []byte("hunter2")), Key: good.Key},
-			lines: []string{"parsing the certificate: there is something after PEM block 1: only PEM blocks may be in the file"}},
+			Key: good.Key}},
+		"rubbish behind": {pair: pki.KeyPair{Certificate: slices.Concat(good.Certificate, []byte("hunter2")), Key: good.Key}},
 		"rubbish in between": {pair: pki.KeyPair{Certificate: slices.Concat(good.Certificate, []byte("hunter2\n"),
-			good.Certificate), Key: good.Key},
-			lines: []string{"parsing the certificate: there is something after PEM block 1: only PEM blocks may be in the file"}},
+			good.Certificate), Key: good.Key}},
 		"a damaged block before a good one": {pair: pki.KeyPair{Certificate: slices.Concat(
-			[]byte("-----BEGIN CERTIFICATE-----\nhunter2!\n-----END CERTIFICATE-----\n"), good.Certificate), Key: good.Key},
-			lines: []string{"parsing the certificate: PEM block 1 is damaged"}},
-		"half a block": {pair: pki.KeyPair{Certificate: good.Certificate[:len(good.Certificate)/2], Key: good.Key},
-			lines: []string{"parsing the certificate: PEM block 1 is damaged"}},
+			[]byte("-----BEGIN CERTIFICATE-----\nhunter2!\n-----END CERTIFICATE-----\n"), good.Certificate), Key: good.Key}},
+		"half a block": {pair: pki.KeyPair{Certificate: good.Certificate[:len(good.Certificate)/2], Key: good.Key}},
 		"a block with headers": {pair: pki.KeyPair{Certificate: bytes.Replace(good.Certificate, []byte("-----\n"),
-			[]byte("-----\nFor: hunter2\n\n"), 1), Key: good.Key},
-			lines: []string{"parsing the certificate: PEM block 1 has headers, which certificates must not have"}},
+			[]byte("-----\nFor: hunter2\n\n"), 1), Key: good.Key}},
 		"no certificate in the block": {pair: pki.KeyPair{Certificate: block("CERTIFICATE", []byte("hunter2")),
-			Key: good.Key},
-			lines: []string{"parsing the certificate: PEM block 1: x509: malformed certificate"}},
-		"the chain too long": {pair: leaf(deep),
-			lines: []string{"parsing the certificate: the chain is too long, it has 11 certificates and the limit is 10"}},
+			Key: good.Key}},
+		"the chain too long": {pair: leaf(deep)},
 
-		"expired": {pair: leaf(root, func(c *x509.Certificate) { c.NotAfter = now.Add(-3 * time.Hour) }),
-			lines: []string{"it expired at 2026-11-20T09:00:00Z (3h0m0s ago)"}},
+		"expired": {pair: leaf(root, func(c *x509.Certificate) { c.NotAfter = now.Add(-3 * time.Hour) })},
 		"not yet valid, by 10 minutes": {pair: leaf(root,
-			func(c *x509.Certificate) { c.NotBefore = now.Add(10 * time.Minute) }),
-			lines: []string{"it is not valid before 2026-11-20T12:10:00Z (10m0s from now): is the clock right?"}},
-		"another name": {pair: leaf(root, names("registry.example.com", "registry")),
-			lines: []string{"it is not valid for zarf-registry.zarf.svc, 127.0.0.1, only for registry.example.com, registry"}},
+			func(c *x509.Certificate) { c.NotBefore = now.Add(10 * time.Minute) })},
+		"another name": {pair: leaf(root, names("registry.example.com", "registry"))},
 		"an address as name": {pair: leaf(root,
-			func(c *x509.Certificate) { c.IPAddresses, c.DNSNames = nil, append(c.DNSNames, "127.0.0.1") }),
-			lines: []string{"it is not valid for 127.0.0.1, only for zarf-registry.zarf.svc, zarf-registry, 127.0.0.1"}},
-		"a name with line breaks": {pair: leaf(root, names("a\nit is fine")),
-			lines: []string{`it is not valid for zarf-registry.zarf.svc, 127.0.0.1, only for a\nit is fine`}},
-		"many other names": {pair: leaf(root, names(many...)),
-			lines: []string{"it is not valid for zarf-registry.zarf.svc, 127.0.0.1, only for " + strings.Join(many[:10],
-				", ") + " and 2 more"}},
-		"no names": {pair: leaf(root, names()),
-			lines: []string{"it is not valid for zarf-registry.zarf.svc, 127.0.0.1, it has no DNS names and IP addresses at " +
-				"all (a common name does not count)"}},
+			func(c *x509.Certificate) { c.IPAddresses, c.DNSNames = nil, append(c.DNSNames, "127.0.0.1") })},
+		"a name with line breaks": {pair: leaf(root, names("a\nit is fine"))},
+		"many other names":        {pair: leaf(root, names(many...))},
+		"no names":                {pair: leaf(root, names())},
 		"for servers, where a client is wanted": {pair: good,
-			want:  &pki.Requirement{Usages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth, x509.ExtKeyUsageServerAuth}},
-			lines: []string{"its extended key usages do not allow client authentication"}},
+			want: &pki.Requirement{Usages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth, x509.ExtKeyUsageServerAuth}}},
 		"for clients, where a server is wanted": {pair: leaf(root,
-			func(c *x509.Certificate) { c.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth} }),
-			lines: []string{"its extended key usages do not allow server authentication"}},
-		"not for signatures": {pair: leaf(root, func(c *x509.Certificate) { c.KeyUsage = x509.KeyUsageKeyEncipherment }),
-			lines: []string{"its key usages do not allow digital signatures, which TLS 1.3 needs"}},
-		"another role": {pair: good, want: &pki.Requirement{Role: node},
-			lines: []string{"it does not carry the role zarf-registry:node as organization (O), organizational unit (OU) or URI"}},
-		"the role as common name": {pair: leaf(root, func(c *x509.Certificate) { c.Subject = pkix.Name{CommonName: server} }),
-			lines: []string{"it does not carry the role zarf-registry:server as organization (O), organizational unit (OU) or " +
-				"URI"}},
-		"a role that it must not have": {pair: good, want: &pki.Requirement{NotRoles: []string{server}},
-			lines: []string{"it also carries the role zarf-registry:server, which its holders must not have: use another " +
-				"certificate for that role"}},
+			func(c *x509.Certificate) { c.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth} })},
+		"not for signatures":           {pair: leaf(root, func(c *x509.Certificate) { c.KeyUsage = x509.KeyUsageKeyEncipherment })},
+		"another role":                 {pair: good, want: &pki.Requirement{Role: node}},
+		"the role as common name":      {pair: leaf(root, func(c *x509.Certificate) { c.Subject = pkix.Name{CommonName: server} })},
+		"a role that it must not have": {pair: good, want: &pki.Requirement{NotRoles: []string{server}}},
 		"a name that it must not serve": {pair: leaf(root, names("*.zarf.svc")),
-			want: &pki.Requirement{NotServers: []string{"zarf-registry.zarf.svc"}},
-			lines: []string{"it allows server authentication as zarf-registry.zarf.svc, so its holders could " +
-				"impersonate the server: use separate certificates"}},
+			want: &pki.Requirement{NotServers: []string{"zarf-registry.zarf.svc"}}},
 		"that name without server authentication": {pair: leaf(root,
 			func(c *x509.Certificate) { c.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth} }),
 			want: &pki.Requirement{NotServers: []string{"zarf-registry.zarf.svc"}, NotRoles: []string{node}}},
-		"an authority as leaf": {pair: leaf(root, func(c *x509.Certificate) { c.IsCA = true }),
-			lines: []string{"it is itself a CA certificate"}},
+		"an authority as leaf": {pair: leaf(root, func(c *x509.Certificate) { c.IsCA = true })},
 		"everything at once": {pair: leaf(root, func(c *x509.Certificate) {
 			c.Subject.Organization, c.NotAfter, c.DNSNames = nil, now.Add(-time.Hour), []string{"x"}
-		}),
-			lines: []string{
-				"it expired at 2026-11-20T11:00:00Z (1h0m0s ago)",
-				"it is not valid for zarf-registry.zarf.svc, only for x, 127.0.0.1",
-				"it does not carry the role zarf-registry:server as organization (O), organizational unit (OU) or URI",
-			}},
+		})},
 
-		"a foreign authority": {pair: good, trust: trusting(noPathBelow.cert),
-			lines: []string{`it does not lead to a trusted CA: add "CN=root", the issuer of "CN=registry,O=zarf-registry:server", as an intermediate to the chain or as a trusted CA`}},
-		"without its intermediate": {pair: pki.KeyPair{Certificate: chainPEM(parseFirst(t, leaf(middle))), Key: good.Key},
-			lines: []string{`it does not lead to a trusted CA: add "CN=middle", the issuer of "CN=registry,O=zarf-registry:server", as an intermediate to the chain or as a trusted CA`}},
-		"with another's intermediate": {pair: leaf(newCA(t, noPathBelow, "middle")),
-			lines: []string{`it does not lead to a trusted CA: add "CN=narrow root", the issuer of "CN=middle", as an intermediate to the chain or as a trusted CA`}},
-		"a new authority of the same name": {pair: good, trust: trusting(sameName.cert),
-			lines: []string{`"CN=registry,O=zarf-registry:server" was not signed by the trusted CA "CN=root", but by another key of the same name`}},
-		"signed by itself": {pair: pki.KeyPair{Certificate: chainPEM(sign(t, nil, "alone", key, asServer)), Key: good.Key},
-			lines: []string{`"CN=alone,O=zarf-registry:server" is self-signed and is not among the trusted CAs`}},
-		"an expired authority": {pair: leaf(expiredRoot), trust: trusting(expiredRoot.cert),
-			lines: []string{`trusted CA "CN=flawed root": it expired at 2026-11-20T11:00:00Z (1h0m0s ago)`}},
-		"an authority of tomorrow": {pair: leaf(futureRoot), trust: trusting(futureRoot.cert),
-			lines: []string{`trusted CA "CN=flawed root": it is not valid before 2026-11-20T13:00:00Z (1h0m0s from now): is the clock right?`}},
-		"an authority that is none": {pair: leaf(noRoot), trust: trusting(noRoot.cert),
-			lines: []string{`certificate "CN=flawed root" is not a CA`}},
-		"an authority that may not sign": {pair: leaf(mute), trust: trusting(mute.cert),
-			lines: []string{`certificate "CN=flawed root" may not sign certificates: its key usages lack that`}},
-		"an expired intermediate": {pair: leaf(below(expired)),
-			lines: []string{`intermediate "CN=flawed middle": it expired at 2026-11-20T11:00:00Z (1h0m0s ago)`}},
-		"an intermediate that is no authority": {pair: leaf(below(notCA)),
-			lines: []string{`certificate "CN=flawed middle" is not a CA`}},
+		"a foreign authority":                  {pair: good, trust: trusting(noPathBelow.cert)},
+		"without its intermediate":             {pair: pki.KeyPair{Certificate: chainPEM(parseFirst(t, leaf(middle))), Key: good.Key}},
+		"with another's intermediate":          {pair: leaf(newCA(t, noPathBelow, "middle"))},
+		"a new authority of the same name":     {pair: good, trust: trusting(sameName.cert)},
+		"signed by itself":                     {pair: pki.KeyPair{Certificate: chainPEM(sign(t, nil, "alone", key, asServer)), Key: good.Key}},
+		"an expired authority":                 {pair: leaf(expiredRoot), trust: trusting(expiredRoot.cert)},
+		"an authority of tomorrow":             {pair: leaf(futureRoot), trust: trusting(futureRoot.cert)},
+		"an authority that is none":            {pair: leaf(noRoot), trust: trusting(noRoot.cert)},
+		"an authority that may not sign":       {pair: leaf(mute), trust: trusting(mute.cert)},
+		"an expired intermediate":              {pair: leaf(below(expired))},
+		"an intermediate that is no authority": {pair: leaf(below(notCA))},
 		"an authority that allows none below it": {pair: leaf(newCA(t, noPathBelow, "middle")),
-			trust: trusting(noPathBelow.cert),
-			lines: []string{`trusted CA "CN=narrow root": it allows 0 CAs below it, and the chain has 1`}},
+			trust: trusting(noPathBelow.cert)},
 		"an authority for clients only": {pair: leaf(
-			below(func(c *x509.Certificate) { c.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth} })),
-			lines: []string{"a CA between it and the trusted one does not allow server authentication"}},
+			below(func(c *x509.Certificate) { c.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth} }))},
 		"an authority for other names": {pair: leaf(below(func(c *x509.Certificate) {
 			c.PermittedDNSDomainsCritical, c.PermittedDNSDomains = true, []string{"example.com"}
-		})),
-			lines: []string{`verification failed: x509: a root or intermediate certificate is not authorized to sign for this name: DNS name "zarf-registry.zarf.svc" is not permitted by any constraint`}},
-		"an authority with a short key": {pair: leaf(weakRoot), trust: trusting(weakRoot.cert),
-			lines: []string{`CA "CN=weak root": its key: it is an RSA key of 1024 bits, use 2048 to 8192`}},
-		"all the world's authorities": {pair: good, trust: &tooMany,
-			lines: []string{"there are 21 trusted CAs, more than 20: list only those that issued the certificates, since each " +
-				"can issue more"}},
+		}))},
+		"an authority with a short key": {pair: leaf(weakRoot), trust: trusting(weakRoot.cert)},
+		"all the world's authorities":   {pair: good, trust: &tooMany},
 	}
+	golden := golden.Open(t, "check")
 	for name, c := range cases {
-		t.Run(name, func(t *testing.T) {
-			if c.trust == nil {
-				c.trust = trusting(root.cert)
+		if c.trust == nil {
+			c.trust = trusting(root.cert)
+		}
+		if c.want == nil {
+			c.want = &serverRequirement
+		}
+		if c.at.IsZero() {
+			c.at = now
+		}
+		err := pki.Check(c.pair, *c.trust, *c.want, c.at)
+		if err == nil {
+			golden.Check(t, name, "it is good")
+			if _, err := tls.X509KeyPair(c.pair.Certificate, c.pair.Key); err != nil {
+				t.Errorf("%s: TLS does not take what is good: %v", name, err)
 			}
-			if c.want == nil {
-				c.want = &serverRequirement
-			}
-			if c.at.IsZero() {
-				c.at = now
-			}
-			err := pki.Check(c.pair, *c.trust, *c.want, c.at)
-			var got []string
-			if err != nil {
-				got = strings.Split(err.Error(), "\n")
-			}
-			if !slices.Equal(got, c.lines) {
-				t.Errorf("it says\n\t%s\nwant\n\t%s", strings.Join(got, "\n\t"), strings.Join(c.lines, "\n\t"))
-			}
-			if err == nil {
-				if _, err := tls.X509KeyPair(c.pair.Certificate, c.pair.Key); err != nil {
-					t.Errorf("TLS does not take what is good: %v", err)
-				}
-			} else if strings.Contains(err.Error(), "hunter2") {
-				t.Errorf("the file is quoted: %v", err)
-			}
-		})
+			continue
+		}
+		golden.Check(t, name, err.Error())
+		if strings.Contains(err.Error(), "hunter2") {
+			t.Errorf("%s: the file is quoted: %v", name, err)
+		}
 	}
 }
 
