@@ -109,6 +109,11 @@ func TestChecks(t *testing.T) {
 		"another process deletes the old manifest": {[]*event{put(1, 2, "v0", imageX), put(3, 6, "v0", imageY),
 			at(4, 5, event{Kind: deleteManifest, Server: 1, Digest: imageX.digest.String()}), read(7, 8, "v0", nil), tags(7, 8)}, ""},
 
+		"a push stores again what a deletion has removed": {[]*event{put(1, 2, "v0", imageY), put(3, 8, "v0", imageX),
+			remove(4, 5, imageX), read(6, 7, "v0", nil), read(9, 10, "v0", imageX)}, ""},
+		"a push hides the tag without a deletion": {[]*event{put(1, 2, "v0", imageY), remove(3, 4, imageX),
+			put(5, 8, "v0", imageX), read(6, 7, "v0", nil), read(9, 10, "v0", imageX)}, notLinear},
+
 		"a read fails": {[]*event{at(1, 2, event{Kind: listTags, Outcome: unknown, Status: 500, Error: "no idea"})},
 			"read failed: no idea"},
 

@@ -12,7 +12,8 @@ import (
 
 // A tag is a register: pushes write it, deletions of the tag or of its manifest empty it, pulls read it. It has
 // one more property: a deletion of the manifest that is interrupted leaves a tag that refers to nothing, until
-// somebody pushes the manifest again. Such a deletion therefore counts as two steps, in any order.
+// somebody pushes the manifest again. Such a deletion therefore counts as two steps, in any order. A push stores what
+// such a deletion removes meanwhile again, so that it may write the tag before and after the deletion.
 
 // tagState is the state of a tag.
 type tagState struct {
@@ -23,6 +24,7 @@ type tagState struct {
 // The steps of events on a tag.
 const (
 	stepWrite  = "write"
+	stepFirst  = "write first"    // what a deletion then removes, if it does
 	stepRead   = "read"           // digest is "" if the tag was not found
 	stepDelete = "delete"         // the tag
 	stepAbsent = "find no tag"    // a deletion that responds 404
@@ -62,6 +64,8 @@ func (s tagState) step(i tagInput) (next []tagState) {
 		if i.unknown { // an untagged manifest may be collected before the tag moves
 			next = append(next, tagState{i.digest, false})
 		}
+	case stepFirst:
+		next = append(next, s, tagState{i.digest, true})
 	case stepRead:
 		if s.exists && s.digest == i.digest || !s.exists && i.digest == "" {
 			return []tagState{s}
@@ -121,7 +125,7 @@ type tagKey struct{ repository, tag string }
 // tagOperations returns the events that concern a tag, and their steps.
 func tagOperations(events []*event, key tagKey) (concerned []*event, operations []porcupine.Operation) {
 	written := map[string]bool{}
-	var writes []*event
+	var writes, deletions []*event
 	// A tag may refer to nothing from then on, until the manifest is pushed again.
 	hidden := map[string]time.Duration{}
 	hides := func(e *event) {
@@ -134,6 +138,7 @@ func tagOperations(events []*event, key tagKey) (concerned []*event, operations 
 		case e.Repository != key.repository || !e.happened():
 		case e.Kind == deleteManifest:
 			hides(e)
+			deletions = append(deletions, e)
 		case e.Kind == putManifest && e.Tag == key.tag:
 			written[e.Digest] = true
 			writes = append(writes, e)
@@ -164,6 +169,11 @@ func tagOperations(events []*event, key tagKey) (concerned []*event, operations 
 		case !e.happened():
 		case e.Kind == putManifest && e.Tag == key.tag:
 			add(stepWrite, e.Digest)
+			if slices.ContainsFunc(deletions, func(d *event) bool {
+				return d.Digest == e.Digest && d.overlaps(e.Call, e.Return)
+			}) {
+				add(stepFirst, e.Digest)
+			}
 		case e.Kind == putManifest && revealed(e):
 			add(stepReveal, e.Digest)
 		case e.Kind == deleteTag && e.Tag == key.tag:
