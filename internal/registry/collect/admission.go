@@ -138,8 +138,8 @@ func (u *Use) Missing(ctx context.Context, repository string) error {
 	return nil
 }
 
-// Stored returns the SHA-256 digest of a stored blob, and notes that a client relies on it. What another process is about
-// to remove does not count as stored. If the storage fails, ok is false, and the upload will report the error.
+// Stored returns the SHA-256 digest of a stored blob, and notes that a client relies on it. What another process is
+// about to remove does not count as stored. If the storage fails, ok is false, and the upload will report the error.
 func (c *Collector) Stored(ctx context.Context, named digest.Digest) (d digest.Digest, ok bool) {
 	d, err := c.store.Canonical(ctx, named)
 	if err != nil {
