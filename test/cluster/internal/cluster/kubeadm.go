@@ -189,8 +189,11 @@ func (c *Cluster) kubeadmInit(ctx context.Context, n Node) error {
 		object{"apiVersion": kubeadmAPI, "kind": "InitConfiguration", "nodeRegistration": c.nodeRegistration(n)},
 		object{"apiVersion": kubeadmAPI, "kind": "ClusterConfiguration", "kubernetesVersion": version,
 			"networking": networking},
-		// Kubernetes 1.35 and later refuse cgroup version 1 otherwise.
-		object{"apiVersion": "kubelet.config.k8s.io/v1beta1", "kind": "KubeletConfiguration", "failCgroupV1": false},
+		object{"apiVersion": "kubelet.config.k8s.io/v1beta1", "kind": "KubeletConfiguration",
+			// Kubernetes 1.35 and later refuse cgroup version 1 otherwise.
+			"failCgroupV1": false,
+			// Nodes share the host's disk.
+			"evictionHard": evictionHard, "imageGCHighThresholdPercent": 100},
 		proxy,
 	); err != nil {
 		return err

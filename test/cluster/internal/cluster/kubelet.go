@@ -22,6 +22,8 @@ const (
 	kubeProxy = "kube-proxy"
 )
 
+var evictionHard = object{"memory.available": "100Mi", "nodefs.available": "1%", "imagefs.available": "1%"}
+
 // kubeletHealth is the kubelet's own default.
 const kubeletHealth = "127.0.0.1:10248"
 
@@ -77,8 +79,7 @@ func (c *Cluster) kubeletConfig(n Node) ([]byte, error) {
 		"maxPods":                  60,    // of a node's 254 pod addresses
 		"serializeImagePulls":      false, // otherwise a hanging pull blocks all others
 		// Nodes share the host's disk, so pressure and image age say nothing about a node.
-		"evictionHard": object{"memory.available": "100Mi", "nodefs.available": "1%",
-			"imagefs.available": "1%"},
+		"evictionHard":                evictionHard,
 		"imageGCHighThresholdPercent": 100,
 		// Tests should notice changes of images, and the death of a node, within seconds.
 		"nodeStatusUpdateFrequency": "4s",
