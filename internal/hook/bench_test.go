@@ -953,22 +953,6 @@ func (b *bench) mustFindNothing() {
 	}
 }
 
-// mustFind runs the preflight checks, which must have one finding, and returns it.
-func (b *bench) mustFind(check string, severity preflight.Severity, want ...string) preflight.Finding {
-	b.Helper()
-	findings, err := b.hook.Preflight(b.Context())
-	if err != nil || len(findings) != 1 || findings[0].Check != check || findings[0].Severity != severity ||
-		findings[0].Remedy == "" {
-		b.Fatalf("found %v (%v), want a %s of %s", findings, err, severity, check)
-	}
-	for _, w := range want {
-		if !strings.Contains(findings[0].String(), w) {
-			b.Errorf("%q is not in %s", w, findings[0])
-		}
-	}
-	return findings[0]
-}
-
 // checkFinished checks what holds after every successful Finish.
 func (b *bench) checkFinished() {
 	b.Helper()

@@ -43,7 +43,7 @@ func (r *run) checkClaim(ctx context.Context) (string, error) {
 		return "", fmt.Errorf("reading %s: %w", r.Object("PersistentVolumeClaim", name), err)
 	}
 	return "", exitcode.Refuse("helm rollback of Helm 3 cannot take back %s, which was kept for its images: run helm "+
-		"rollback %[2]s --namespace %[3]s, which ends this rollback, then helm get values %[2]s --namespace %[3]s --revision "+
-		"REVISION -o yaml >values.yaml, and then helm upgrade with --reset-values -f values.yaml",
+		"rollback %[2]s --namespace %[3]s, which ends this rollback, then helm get values %[2]s --namespace %[3]s "+
+		"--revision REVISION -o yaml >values.yaml, and then helm upgrade with --reset-values -f values.yaml",
 		r.Object("PersistentVolumeClaim", name), r.Settings.Release, r.Settings.Namespace)
 }

@@ -3,8 +3,8 @@
 //
 //	go test -json ./... | go run ./tools/testsummary
 //
-// It fails if a test or a package failed, if no test passed, and after the line {"Action":"exit"}, which says that go test
-// failed.
+// It fails if a test or a package failed, if no test passed, and after the line {"Action":"exit"}, which says that go
+// test failed.
 package main
 
 import (
