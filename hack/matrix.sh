@@ -2,12 +2,24 @@
 # Runs TestCell on the configurations below whose line matches a regular expression, one after another, and writes
 # the rows of docs/dev/compatibility.md to dist/matrix/rows.md, and logs beside it: hack/matrix.sh 'k1.36.*crio'
 # Every pair of Kubernetes and runtime is a cell; networks, CNI plugins, taints, mixed nodes, versions of Helm and
-# storage are spread over those cells.
+# storage are spread over those cells. Then it runs TestKubeadm, whose rows are in dist/matrix/kubeadm.md.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 mkdir -p dist/matrix
 sources=$(git ls-files -s charts cmd internal loader test go.mod go.sum | sha256sum | cut -c1-12)
 failed=''
+
+# passes NAME TEST runs a test, and otherwise sets step to the one that failed, or to nothing if it did not run.
+passes() {
+  log=dist/matrix/$1.log
+  echo "$1"
+  go test ./test/e2e -run "^$2\$" -count=1 -timeout 60m -v >"$log" 2>&1 </dev/null && grep -q "^--- PASS: $2 " "$log" &&
+    return
+  failed+=" $1"
+  step=$(sed -n "s/^    --- FAIL: $2\/\(\S*\).*/\1/p" "$log" | tr '_\n' ' ')
+  return 1
+}
+
 # Kubernetes, runtime, network, Helm, storage, and the rest of the arguments of testcluster up.
 while read -r version runtime network helm storage more; do
   name=$(tr '[:upper:]/ ' '[:lower:]--' <<<"k$version $runtime $network $helm $storage${more:+ $more}" |
@@ -18,19 +30,14 @@ while read -r version runtime network helm storage more; do
   E2E_CELL="{\"Cluster\": \"cell\", \"Network\": \"$network\", \"Up\": [$up], \"Helm\": \"$helm\","
   E2E_CELL+=" \"Storage\": \"$storage\"}"
   export E2E_CELL
-  log=dist/matrix/$name.log
-  echo "$name"
   if [[ $network = */ipvs && ! -e /proc/net/ip_vs ]]; then
     row='reasoned: the kernel of the test machine has no IPVS (/proc/net/ip_vs)'
-  elif go test ./test/e2e -run '^TestCell$' -count=1 -timeout 20m -v >"$log" 2>&1 </dev/null &&
-    grep -q '^--- PASS: TestCell ' "$log"; then
+  elif passes "$name" TestCell; then
     row='tested'
     [[ "$runtime $more" != *crio-1.35* ]] || row='simulated' # CRI-O 1.34 that demands TLS as 1.35 does
   else
-    failed+=" $name"
-    step=$(sed -n 's/^    --- FAIL: TestCell\/\(\S*\).*/\1/p' "$log")
-    [ -n "$step" ] || continue # it did not run
-    row="known broken: \"${step//_/ }\" failed"
+    [ -n "$step" ] || continue
+    row="known broken: \"${step% }\" failed"
   fi
   echo "|$name|$row|$sources|" | tee -a dist/matrix/rows.md
 done <<'CELLS'
@@ -64,4 +71,17 @@ done <<'CELLS'
 1.36 containerd-2.4 IPv6/ipvs          helm      standard
 1.36 containerd-2.4 DualStack/ipvs     helm      standard
 CELLS
+for network in IPv4/iptables DualStack/nftables; do
+  name=kubeadm-$(tr '[:upper:]/' '[:lower:]-' <<<"$network")
+  grep -qE -- "${1:-.}" <<<"$name" || continue
+  result=run
+  if ! E2E_NETWORK=$network passes "$name" TestKubeadm; then
+    [ -n "$step" ] || continue
+    result="\"${step% }\" failed"
+  fi
+  # Before the upgrade, and after it.
+  versions=$(sed -n 's/.*versions: n1: kubelet v\([^,]*\), containerd:..v*\([^,]*\),.*/Kubernetes \1, containerd \2/p' "$log" |
+    paste -sd'|' | sed 's/|/, then /')
+  echo "|$network|$result|$(date -u +%F)|$versions|$sources|" | tee -a dist/matrix/kubeadm.md
+done
 [ -z "$failed" ] || { echo "failed:$failed; logs are in dist/matrix" >&2; exit 1; }

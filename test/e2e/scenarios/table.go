@@ -150,6 +150,8 @@ var All = []Scenario{
 		Minutes: 10, Tools: []string{"helm-3.21"}},
 	{Test: "TestHelm4", Clusters: []string{"e2e-helm-4"}, Networks: []Network{ipv4}, Long: true,
 		Minutes: 10, Tools: []string{"helm4"}},
+	{Test: "TestKubeadm", Clusters: []string{"e2e-kubeadm"}, Networks: []Network{ipv4, dualStackNFT}, Long: true,
+		Minutes: 15, Versions: []string{"--kubeadm --kubernetes 1.36", "--kubeadm --kubernetes 1.37"}},
 	{Test: "TestKubeProxyVersions", Clusters: []string{"e2e-kube-proxy"}, Networks: []Network{ipv4}, Long: true,
 		Minutes: 3.4, Tools: []string{"kube-proxy-1.34"}},
 	{Test: "TestLargeImage", Clusters: []string{"e2e-large"}, Networks: []Network{ipv4}, Long: true, Minutes: 5.5},

@@ -1,0 +1,155 @@
+package e2e
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/zarf-dev/zarf-registry/internal/release/state"
+	"github.com/zarf-dev/zarf-registry/test/e2e/scenarios"
+)
+
+// The versions of the cluster that kubeadm makes and upgrades.
+const kubeadmFrom, kubeadmTo = "1.36", "1.37"
+
+// TestKubeadm installs from this machine on a cluster that kubeadm makes, with the defaults of kubeadm and containerd:
+// test/cluster/README.md lists what differs. n1 is the control plane, with kubeadm's taint.
+func TestKubeadm(t *testing.T) {
+	onlyInLongRuns(t)
+	w := ownCluster(t, "e2e-kubeadm", layout{bare: true, open: true,
+		args: []string{"--nodes", "3", "--kubeadm", "--kubernetes", kubeadmFrom}})
+	w.logVersions(t)
+	const mirror = "--set=nodeConfig.mirrors={docker.io}"
+	var image string
+	must(t, "the nodes hold only images of kubeadm and of the network", func(t *testing.T) {
+		for _, node := range w.nodes {
+			w.onlyPause(t, node, "registry.k8s.io/", "docker.io/cloudnativelabs/kube-router")
+		}
+	})
+	must(t, "zarf-registry install --registry-proxy", func(t *testing.T) {
+		w.mustInstall(t, "--registry-proxy", mirror)
+		w.isIn(t, state.ModeProxy, state.SourceValue)
+		w.isHealthy(t)
+	})
+	must(t, "push and pull", func(t *testing.T) {
+		image = w.pushHello(t)
+		w.pushFresh(t)
+		w.pushSmallAndSlow(t)
+		w.pullEverywhere(t, image)
+		w.loopbackOnly(t)
+	})
+	must(t, "an image of docker.io comes from the mirror", func(t *testing.T) {
+		w.push(t, w.makeArchive(t, "docker.io/library/mirrored:1", 8))
+		w.runsEverywhere(t, "mirrored", "docker.io/library/mirrored:1")
+	})
+	if slices.Contains(scenarios.NodePorts, w.network) {
+		must(t, "to node ports", func(t *testing.T) {
+			w.helmChart(t, "upgrade", nodePortMode) // where mirrors need anonymous pulls
+			w.isIn(t, state.ModeNodePort, state.SourceValue)
+			w.pullEverywhere(t, image)
+		})
+		w.underLoop(t, "to proxies", func(t *testing.T) { w.helmChart(t, "upgrade", proxyMode, mirror) })
+		w.isIn(t, state.ModeProxy, state.SourceValue)
+	}
+	w.underLoad(t, "kubeadm renews the certificates", nothingFails, w.renewsCertificates)
+	must(t, "a node is reset and joins again", func(t *testing.T) {
+		w.resets(t, "n3")
+		w.pullEverywhere(t, image)
+		w.isHealthy(t)
+	})
+	for _, node := range w.nodes {
+		w.underLoad(t, "kubeadm upgrades "+node, nothingFails, func(t *testing.T) { w.upgradesNode(t, node) })
+	}
+	must(t, "all nodes pull after the upgrade", func(t *testing.T) {
+		w.logVersions(t)
+		w.isHealthy(t)
+		w.pullEverywhere(t, image)
+		w.runsEverywhere(t, "mirrored-again", "docker.io/library/mirrored:1")
+	})
+	must(t, "uninstall", w.uninstall)
+}
+
+// renewsCertificates renews the certificates of the control plane and restarts it, as kubeadm's documentation says.
+func (w *world) renewsCertificates(t *testing.T) {
+	const fingerprint = `openssl x509 -noout -fingerprint -in /etc/kubernetes/pki/apiserver.crt`
+	before := w.shell(t, "n1", fingerprint)
+	w.shell(t, "n1", "kubeadm certs renew all")
+	if after := w.shell(t, "n1", fingerprint); after == before {
+		t.Errorf("the API server's certificate is the same: %s", after)
+	}
+	w.shell(t, "n1", "mkdir /etc/kubernetes/away && mv /etc/kubernetes/manifests/*.yaml /etc/kubernetes/away")
+	eventually(t, "the control plane to stop", func() error {
+		running := w.shell(t, "n1", "crictl ps")
+		if strings.Contains(running, " etcd-n1 ") || strings.Contains(running, " kube-apiserver-n1 ") {
+			return errors.New(running)
+		}
+		return nil
+	})
+	w.shell(t, "n1", "mv /etc/kubernetes/away/*.yaml /etc/kubernetes/manifests && rmdir /etc/kubernetes/away")
+	w.controlPlaneWorks(t)
+}
+
+// controlPlaneWorks waits until the API server answers, and the controllers and kubelets report.
+func (w *world) controlPlaneWorks(t *testing.T) {
+	t.Helper()
+	for _, pod := range []string{"kube-apiserver-n1", "kube-controller-manager-n1", "kube-scheduler-n1", "etcd-n1"} {
+		eventually(t, pod+" to be ready", func() error {
+			p, err := w.client.CoreV1().Pods(metav1.NamespaceSystem).Get(t.Context(), pod, metav1.GetOptions{})
+			if err == nil && !ready(*p) {
+				err = errors.New("not ready")
+			}
+			return err
+		})
+	}
+}
+
+// resets removes a node from the cluster and joins it again, as kubeadm's documentation says.
+func (w *world) resets(t *testing.T, node string) {
+	w.kubectlRun(t, "drain", node, "--ignore-daemonsets", "--delete-emptydir-data", "--timeout=3m")
+	w.shell(t, node, "kubeadm reset --force && rm /etc/cni/net.d/* && ip link delete kube-bridge")
+	w.kubectlRun(t, "delete", "node", node)
+	w.shell(t, node, "kubeadm join --config=/etc/kubeadm.yaml")
+	w.nodeIs(t, node, kubeadmFrom)
+	eventually(t, node+" to pull", func() error {
+		out, err := w.onNode(t, node, "crictl", "pull", w.address+"/e2e/hello:1")
+		if err != nil {
+			err = fmt.Errorf("%w: %s", err, out)
+		}
+		return err
+	})
+}
+
+// upgradesNode upgrades a node, as kubeadm's documentation says.
+func (w *world) upgradesNode(t *testing.T, node string) {
+	const ignored = "--ignore-preflight-errors=SystemVerification" // of cgroup version 1
+	run(t, w.testcluster, "install-kubernetes", "--name", w.name, node, "--kubernetes", kubeadmTo)
+	if node == "n1" {
+		w.shell(t, node, `kubeadm upgrade apply --yes "$(kubeadm version --output=short)" "$1"`, ignored)
+		w.controlPlaneWorks(t)
+	} else {
+		w.shell(t, node, `kubeadm upgrade node "$1"`, ignored)
+	}
+	w.kubectlRun(t, "drain", node, "--ignore-daemonsets", "--delete-emptydir-data", "--timeout=3m")
+	w.shell(t, node, "systemctl daemon-reload && systemctl restart kubelet")
+	w.nodeIs(t, node, kubeadmTo)
+	w.kubectlRun(t, "uncordon", node)
+}
+
+// nodeIs waits until a node is ready, with a kubelet of a version.
+func (w *world) nodeIs(t *testing.T, node, version string) {
+	t.Helper()
+	eventually(t, "node "+node+" to be ready", func() error {
+		n, err := w.client.CoreV1().Nodes().Get(t.Context(), node, metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		if got := n.Status.NodeInfo.KubeletVersion; !strings.HasPrefix(got, "v"+version+".") {
+			return fmt.Errorf("its kubelet is %s", got)
+		}
+		return w.readiness(t, node, true)
+	})
+}
