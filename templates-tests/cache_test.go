@@ -9,62 +9,9 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
-	"k8s.io/apimachinery/pkg/api/resource"
 
 	"github.com/zarf-dev/zarf-registry/internal/release/names"
 )
-
-// cachesOf returns the names of the workloads that run caches.
-func cachesOf(out *output) (found []string) {
-	for _, w := range workloads(out) {
-		if w.component() == names.ComponentCache {
-			found = append(found, w.object.String())
-		}
-	}
-	return found
-}
-
-func TestCachesFollowTheirValuesAndTheMode(t *testing.T) {
-	t.Parallel()
-	external := []string{"registryProxy=null", "registryURL=registry.example.com"}
-	for description, c := range map[string]struct {
-		sets   []string
-		want   []string
-		refers bool // the notes say why there are none
-	}{
-		"none by default":        {nil, nil, false},
-		"a number":               {[]string{"cache.replicas=2"}, []string{"Deployment zarf-registry-cache"}, false},
-		"none in nodeport mode":  {[]string{"cache.replicas=2", "registryProxy=false"}, nil, true},
-		"none without registry":  {append(external, "cache.nodeSelector={a: b}"), nil, true},
-		"nodeport mode as it is": {[]string{"registryProxy=false"}, nil, false},
-		"nodes, by architecture": {
-			[]string{"cache.nodeSelector={a: b}"},
-			[]string{"DaemonSet zarf-registry-cache-amd64", "DaemonSet zarf-registry-cache-arm64"}, false,
-		},
-		"nodes of one architecture": {
-			[]string{"cache.nodeSelector={a: b}", "injector.architectures=[arm64]"},
-			[]string{"DaemonSet zarf-registry-cache-arm64"}, false,
-		},
-	} {
-		t.Run(description, func(t *testing.T) {
-			out := rendering{values: proxyMode(t, c.sets...)}.render(t)
-			if got := cachesOf(out); !slices.Equal(got, c.want) {
-				t.Errorf("caches: %s, want %s", got, c.want)
-			}
-			if got := decided(out).Cache.Enabled; got != (len(c.want) > 0) {
-				t.Errorf("the Jobs are told that there are caches: %t", got)
-			}
-			for _, o := range out.objects {
-				if len(c.want) == 0 && o.GetLabels()[names.LabelComponent] == names.ComponentCache {
-					t.Errorf("%s is rendered", o)
-				}
-			}
-			if got := strings.Contains(out.files["NOTES.txt"], "The values of cache have no effect"); got != c.refers {
-				t.Errorf("the notes say so: %t", got)
-			}
-		})
-	}
-}
 
 // A Service with an unknown field, or an unknown value, is refused.
 func TestCachesNearbyByVersion(t *testing.T) {
@@ -83,39 +30,6 @@ func TestCachesNearbyByVersion(t *testing.T) {
 		}
 		if got != want {
 			t.Errorf("Kubernetes %s: trafficDistribution %q, want %q", version, got, want)
-		}
-	}
-}
-
-// A volume must hold more than the content: downloads in progress, and what a file system needs for itself.
-func TestCacheVolumes(t *testing.T) {
-	t.Parallel()
-	for _, c := range []struct{ size, flag, volume string }{
-		{"64Mi", "--size=64Mi", "72Mi"}, {"10Gi", "--size=10Gi", "11520Mi"}, {"1Ti", "--size=1Ti", "1152Gi"},
-	} {
-		for _, class := range []string{"", "fast"} {
-			out := rendering{
-				values: proxyMode(t, "cache.replicas=1", "cache.size="+c.size, "cache.storageClass='"+class+"'"),
-			}.render(t)
-			pod := find[*appsv1.Deployment](t, out, "zarf-registry-cache").Spec.Template.Spec
-			if !slices.Contains(pod.Containers[0].Args, c.flag) {
-				t.Errorf("%s: arguments %s", c.size, pod.Containers[0].Args)
-			}
-			i := slices.IndexFunc(pod.Volumes, func(v corev1.Volume) bool { return v.Name == "cache" })
-			volume := pod.Volumes[i]
-			var got resource.Quantity
-			if class == "" {
-				got = *volume.EmptyDir.SizeLimit
-			} else {
-				claim := volume.Ephemeral.VolumeClaimTemplate.Spec
-				got = claim.Resources.Requests[corev1.ResourceStorage]
-				if *claim.StorageClassName != class {
-					t.Errorf("storage class %s", *claim.StorageClassName)
-				}
-			}
-			if want := resource.MustParse(c.volume); got.Cmp(want) != 0 {
-				t.Errorf("%s: a volume of %s, want %s", c.size, &got, c.volume)
-			}
 		}
 	}
 }
@@ -182,24 +96,6 @@ func TestCachesAreApart(t *testing.T) {
 	for replicas, want := range map[string]bool{"1": false, "2": true} {
 		if got := slices.Contains(budgets("cache.replicas="+replicas), "zarf-registry-cache"); got != want {
 			t.Errorf("%s caches: a disruption budget: %t", replicas, got)
-		}
-	}
-}
-
-func TestCachesTolerateWhatTheRegistryTolerates(t *testing.T) {
-	t.Parallel()
-	const registrys = "registry.tolerations=[{key: storage, operator: Exists}]"
-	for set, want := range map[string][]string{
-		"cache.tolerations=null": {"storage"}, "cache.tolerations=[]": nil,
-		"cache.tolerations=[{key: cache, operator: Exists}]": {"cache"},
-	} {
-		out := rendering{values: proxyMode(t, registrys, "cache.replicas=1", set)}.render(t)
-		var keys []string
-		for _, toleration := range find[*appsv1.Deployment](t, out, "zarf-registry-cache").Spec.Template.Spec.Tolerations {
-			keys = append(keys, toleration.Key)
-		}
-		if !slices.Equal(keys, want) {
-			t.Errorf("%s: tolerated %s, want %s", set, keys, want)
 		}
 	}
 }

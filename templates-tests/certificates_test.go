@@ -154,19 +154,6 @@ func TestRejectsSecretsAndIssuersOfAnotherPKIMode(t *testing.T) {
 	}
 }
 
-func TestExistingPushCredentialIsPassedToTheJobs(t *testing.T) {
-	t.Parallel()
-	for _, mode := range []string{"true", "false"} {
-		out := rendering{values: with(t, nil, "registryProxy="+mode, "auth.existingSecret=mine")}.render(t)
-		if secret := decided(out).Push.Secret; secret != "mine" {
-			t.Errorf("the Jobs are told %q", secret)
-		}
-	}
-	if secret := decided(rendering{}.render(t)).Push.Secret; secret != "" {
-		t.Errorf("the Jobs are told %q", secret)
-	}
-}
-
 // rights returns the verbs that rules grant, by resource and name; * stands for any name.
 func rights(rules ...rbacv1.PolicyRule) map[string]string {
 	found := map[string]string{}
@@ -185,42 +172,6 @@ func rights(rules ...rbacv1.PolicyRule) map[string]string {
 		}
 	}
 	return found
-}
-
-func TestCertificatesCronJobRequiresASchedule(t *testing.T) {
-	t.Parallel()
-	for _, sets := range [][]string{{"pki.rotation.schedule=''"}, {"registryURL=registry.example.com"}} {
-		for _, o := range (rendering{values: with(t, nil, sets...)}).render(t).objects {
-			if o.GetLabels()["app.kubernetes.io/component"] == "certificates" {
-				t.Errorf("%s: %s", sets, o)
-			}
-		}
-	}
-	out := rendering{values: proxyMode(t, "pki.rotation={schedule: '@daily', timeout: 5m}")}.render(t)
-	c := find[*batchv1.CronJob](t, out, "zarf-registry-certificates")
-	job := c.Spec.JobTemplate.Spec
-	args := job.Template.Spec.Containers[0].Args
-	want := []string{
-		"certs", "renew", "--namespace=zarf", "--release=zarf-registry", "--name=zarf-registry", "--in-cluster",
-		"--timeout=5m", "--log-format=json",
-	}
-	// Two attempts of 5 minutes each, and a minute to start.
-	if c.Spec.Schedule != "@daily" || *job.ActiveDeadlineSeconds != 660 || !slices.Equal(args, want) {
-		t.Errorf("%s, %d s, %s", c.Spec.Schedule, *job.ActiveDeadlineSeconds, args)
-	}
-}
-
-// The program counts its timeout from the start of its Job, so that no attempt meets the Job's deadline.
-func TestHookJobsTellTheProgramThatTheyRunIt(t *testing.T) {
-	t.Parallel()
-	out := rendering{values: proxyMode(t, "initHook.timeout=2m")}.render(t)
-	for _, step := range []string{"prepare", "finish", "cleanup"} {
-		job := find[*batchv1.Job](t, out, "zarf-registry-"+step).Spec
-		if args := job.Template.Spec.Containers[0].Args; *job.ActiveDeadlineSeconds != 165 ||
-			!slices.Contains(args, "--in-cluster") || !slices.Contains(args, "--timeout=2m") {
-			t.Errorf("%s: %d s, %s", step, *job.ActiveDeadlineSeconds, args)
-		}
-	}
 }
 
 // near returns the component and the nodes that a pod prefers to run close to.
@@ -492,41 +443,6 @@ func TestTheJobsUseThePublishedImageByDigest(t *testing.T) {
 				t.Error("the digests by architecture contain the index")
 			}
 		})
-	}
-}
-
-// The CronJob pulls from the registry like any other pod.
-func TestCertificatesCronJobPullSecretsFollowTheMode(t *testing.T) {
-	t.Parallel()
-	for name, test := range map[string]struct {
-		sets    []string
-		secrets string
-		where   map[string]string
-	}{
-		"proxy mode": {[]string{"registryProxy=true"}, "[]", map[string]string{"kubernetes.io/os": "linux"}},
-		"only on nodes with proxies": {[]string{"registryProxy=true", "proxy.nodeSelector={images: 'true'}",
-			"initHook.nodeSelector={disk: fast}"}, "[]",
-			map[string]string{"kubernetes.io/os": "linux", "images": "true", "disk": "fast"}},
-		"nodeport mode": {
-			[]string{"registryProxy=false", "proxy.nodeSelector={images: 'true'}"}, "[{zarf-registry-pull}]",
-			map[string]string{"kubernetes.io/os": "linux"},
-		},
-		"anonymous pulls": {
-			[]string{"registryProxy=false", "auth.anonymousPull=true"}, "[]", map[string]string{"kubernetes.io/os": "linux"},
-		},
-		"the configured image": {[]string{"registryProxy=true", "image.pullPolicy=Never",
-			"proxy.nodeSelector={images: 'true'}", "imagePullSecrets=[{name: mine}]"}, "[{mine}]",
-			map[string]string{"kubernetes.io/os": "linux"}},
-	} {
-		spec := find[*batchv1.CronJob](
-			t, rendering{values: with(t, nil, test.sets...)}.render(t), "zarf-registry-certificates",
-		).Spec.JobTemplate.Spec.Template.Spec
-		if got := fmt.Sprint(spec.ImagePullSecrets); got != test.secrets {
-			t.Errorf("%s: %s, want %s", name, got, test.secrets)
-		}
-		if diff := cmp.Diff(test.where, spec.NodeSelector); diff != "" {
-			t.Errorf("%s: %s", name, diff)
-		}
 	}
 }
 

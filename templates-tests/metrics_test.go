@@ -38,17 +38,6 @@ func monitored(t testing.TB, sets ...string) map[string]any {
 	)
 }
 
-func TestAnExternalRegistryIsNotMonitored(t *testing.T) {
-	t.Parallel()
-	values := with(t, nil, "registryURL=registry.example.com",
-		"metrics={podMonitor: {enabled: true}, prometheusRule: {enabled: true}, dashboard: {enabled: true}}")
-	for _, o := range (rendering{values: values}).render(t).objects {
-		if strings.HasPrefix(o.file, "metrics/") {
-			t.Errorf("%s is rendered", o)
-		}
-	}
-}
-
 // Monitors must select existing Services, and pods with a port named metrics.
 func TestMonitorsSelectTheirPods(t *testing.T) {
 	t.Parallel()

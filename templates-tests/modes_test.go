@@ -8,13 +8,11 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-	appsv1 "k8s.io/api/apps/v1"
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 
-	jobsettings "github.com/zarf-dev/zarf-registry/internal/release/settings"
 	"github.com/zarf-dev/zarf-registry/internal/release/state"
 )
 
@@ -328,30 +326,6 @@ func TestSwitchingModesDoesNotChangeTheRegistry(t *testing.T) {
 	}
 }
 
-func TestPlainListenerRequiresThePullSecret(t *testing.T) {
-	t.Parallel()
-	for _, test := range []struct {
-		sets      []string
-		anonymous bool
-	}{{nil, false}, {[]string{"auth.anonymousPull=true"}, true}} {
-		d := find[*appsv1.Deployment](t, rendering{values: with(t, nil, test.sets...)}.render(t), "zarf-registry")
-		args := d.Spec.Template.Spec.Containers[0].Args
-		for _, want := range []string{"--plain-listen=:5001", "--pull-htpasswd=/etc/zarf-registry/credentials/pull-htpasswd"} {
-			if !slices.Contains(args, want) {
-				t.Errorf("%s: no %s: %s", test.sets, want, args)
-			}
-		}
-		if slices.Contains(args, "--anonymous-pull") != test.anonymous {
-			t.Errorf("%s: --anonymous-pull is set: %t", test.sets, !test.anonymous)
-		}
-		i := slices.IndexFunc(d.Spec.Template.Spec.Volumes, func(v corev1.Volume) bool { return v.Name == "credentials" })
-		s := d.Spec.Template.Spec.Volumes[i].Secret
-		if s.SecretName != "zarf-registry-auth" || s.Optional != nil || !is(s.DefaultMode, 0o440) || len(s.Items) != 0 {
-			t.Errorf("the volume is %v", s)
-		}
-	}
-}
-
 // Invalid values for proxies do not matter in other modes. Where they do, refusals.golden has them.
 func TestProxyValuesAreValidatedInProxyModeOnly(t *testing.T) {
 	t.Parallel()
@@ -367,27 +341,6 @@ func TestProxyValuesAreValidatedInProxyModeOnly(t *testing.T) {
 	}
 	for _, set := range []string{"registry.replicas=2", "registry.storage.type=s3", "initHook.image.tag=1..2"} {
 		rendering{values: with(t, nil, set, "registryURL=registry.example.com")}.render(t)
-	}
-}
-
-func TestValuesArePassedToTheJobs(t *testing.T) {
-	t.Parallel()
-	out := rendering{
-		values: with(
-			t, nil, "registryProxy=false", "auth.anonymousPull=true", "podSecurity.label=true",
-			"initHook.ignorePreflight=[port, cri-o]", "proxy.tls=always", "proxy.hostNetwork=true",
-		),
-	}.render(t)
-	d := decided(out)
-	if !d.AnonymousPull || !d.PKI.ServeTLS || !d.Proxy.HostNetwork {
-		t.Errorf("the Jobs are told %+v", d)
-	}
-	want := jobsettings.Preflight{Ignore: []string{"port", "cri-o"}, LabelNamespace: true}
-	if diff := cmp.Diff(want, d.Preflight); diff != "" {
-		t.Errorf("prepare is told (-want +got):\n%s", diff)
-	}
-	if ignored := decided(rendering{values: proxyMode(t)}.render(t)).Preflight.Ignore; len(ignored) > 0 {
-		t.Errorf("prepare is told to ignore %s", ignored)
 	}
 }
 
@@ -488,20 +441,5 @@ func TestJobsUseThePushedImageIfNoNodeHasTheConfiguredOne(t *testing.T) {
 				}
 			}
 		})
-	}
-}
-
-// A node needs its proxy whatever its taints.
-func TestProxiesTolerateAllTaints(t *testing.T) {
-	t.Parallel()
-	proxies := daemonSets(rendering{values: proxyMode(t)}.render(t), "proxy")
-	for _, d := range proxies {
-		all := []corev1.Toleration{{Operator: corev1.TolerationOpExists}}
-		if diff := cmp.Diff(all, d.Spec.Template.Spec.Tolerations); diff != "" {
-			t.Errorf("%s: %s", d.Name, diff)
-		}
-	}
-	if len(proxies) != 2 {
-		t.Errorf("%d DaemonSets of proxies", len(proxies))
 	}
 }

@@ -2,7 +2,6 @@ package templates
 
 import (
 	"fmt"
-	"maps"
 	"slices"
 	"strings"
 	"testing"
@@ -104,129 +103,10 @@ func TestPodOptionsApplyToAllPods(t *testing.T) {
 	}
 }
 
-func TestImagesFollowTheirValues(t *testing.T) {
-	t.Parallel()
-	const digest = "sha256:0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef"
-	for _, test := range []struct {
-		common, own, want string
-		policy            corev1.PullPolicy
-	}{
-		{
-			"{registry: mirror.internal:5000/a, pullPolicy: Always}", "{repository: %s, tag: v1}", "mirror.internal:5000/a/%s:v1",
-			corev1.PullAlways,
-		},
-		{
-			"{registry: '', pullPolicy: Never}", "{repository: a/%s, tag: v1, digest: '" + digest + "'}", "a/%s@" + digest,
-			corev1.PullNever,
-		},
-	} {
-		out := rendering{values: proxyMode(t, "injector.enabled=false", "image="+test.common,
-			"registry.image="+fmt.Sprintf(test.own, "registry"), "proxy.image="+fmt.Sprintf(test.own, "registry-node"))}.render(t)
-		seen := 0
-		for _, w := range workloads(out) {
-			if c := w.program(); w.component() == "registry" || w.component() == "proxy" {
-				seen++
-				name := map[string]string{"registry": "registry", "proxy": "registry-node"}[w.component()]
-				if c.Image != fmt.Sprintf(test.want, name) || c.ImagePullPolicy != test.policy {
-					t.Errorf("%s: %s, %s", w.object, c.Image, c.ImagePullPolicy)
-				}
-			}
-		}
-		if seen < 2 {
-			t.Errorf("%d programs", seen)
-		}
-	}
-}
-
 func TestNameOverride(t *testing.T) {
 	t.Parallel()
 	out := rendering{release: "r", values: proxyMode(t, "nameOverride=images")}.render(t)
 	find[*appsv1.Deployment](t, out, "r-images")
-}
-
-func TestS3FollowsItsValues(t *testing.T) {
-	t.Parallel()
-	for _, value := range []string{"encrypt", "forcePathStyle"} {
-		out := rendering{values: with(t, ciValues(t)["s3"], "registry.storage.s3."+value+"=true")}.render(t)
-		config := find[*corev1.ConfigMap](t, out, "zarf-registry-config").Data["config.yml"]
-		if !strings.Contains(config, "    "+strings.ToLower(value)+": true\n") {
-			t.Errorf("%s is not in\n%s", value, config)
-		}
-	}
-}
-
-func TestS3TrustsAPrivateCA(t *testing.T) {
-	t.Parallel()
-	out := rendering{values: with(t, ciValues(t)["s3"], "registry.storage.s3.caSecret=corporate")}.render(t)
-	pod := find[*appsv1.Deployment](t, out, "zarf-registry").Spec.Template.Spec
-	bundle := ""
-	for _, e := range pod.Containers[0].Env {
-		if e.Name == "AWS_CA_BUNDLE" {
-			bundle = e.Value
-		}
-	}
-	var mounted, exists bool
-	for _, m := range pod.Containers[0].VolumeMounts {
-		mounted = mounted || m.Name == "s3-ca" && m.MountPath+"/ca.crt" == bundle
-	}
-	for _, v := range pod.Volumes {
-		exists = exists || v.Name == "s3-ca" && v.Secret.SecretName == "corporate"
-	}
-	if !mounted || !exists {
-		t.Errorf("AWS_CA_BUNDLE is %q, mounted %t, volume %t", bundle, mounted, exists)
-	}
-}
-
-func TestTolerationsCanBeEmpty(t *testing.T) {
-	t.Parallel()
-	out := rendering{values: proxyMode(t, "registry.garbageCollection.enabled=true", "proxy.tolerations=[]",
-		"initHook.tolerations=[]")}.render(t)
-	for _, w := range workloads(out) {
-		switch w.component() {
-		case "proxy", "certificates", "garbage-collection":
-			if len(w.pod.Spec.Tolerations) > 0 {
-				t.Errorf("%s tolerates %v", w.object, w.pod.Spec.Tolerations)
-			}
-		}
-	}
-}
-
-func TestEmptyAlertGroupsAreOmitted(t *testing.T) {
-	t.Parallel()
-	text := rendering{
-		values: with(
-			t, ciValues(t)["monitoring"],
-			"metrics.prometheusRule.disabled=[ZarfRegistryProxyMissing, ZarfRegistryPortNotReserved, ZarfRegistryJobFailing]",
-		),
-	}.render(t).text()
-	if strings.Contains(text, "zarf-registry-kube-state-metrics") || !strings.Contains(text, "ZarfRegistryDown") {
-		t.Errorf("the rules are\n%s", text)
-	}
-}
-
-func TestAlertsNeedWhatTheyWatch(t *testing.T) {
-	t.Parallel()
-	for set, test := range map[string]struct {
-		alerts []string
-		want   bool
-	}{
-		"reservePort=true":     {[]string{"ZarfRegistryPortNotReserved"}, true},
-		"reservePort=false":    {[]string{"ZarfRegistryPortNotReserved"}, false},
-		"cache.replicas=1":     {[]string{"ZarfRegistryCacheDown", "ZarfRegistryCacheStale"}, true},
-		"cache.replicas=0":     {[]string{"ZarfRegistryCacheDown", "ZarfRegistryCacheStale"}, false},
-		"healer.enabled=null":  {[]string{"ZarfRegistryHealerDown", "ZarfRegistryHealerStuck"}, true},
-		"healer.enabled=false": {[]string{"ZarfRegistryHealerDown", "ZarfRegistryHealerStuck"}, false},
-	} {
-		text := rendering{values: monitored(t, set)}.render(t).text()
-		for _, alert := range test.alerts {
-			if strings.Contains(text, "alert: "+alert) != test.want {
-				t.Errorf("%s: %s is there: %t", set, alert, !test.want)
-			}
-		}
-		if strings.Contains(text, `"unreservedPort":true`) != (set == "reservePort=false") {
-			t.Errorf("%s: the Jobs get the opposite", set)
-		}
-	}
 }
 
 // Unexpected objects in the cluster do not affect the rendering.
@@ -252,31 +132,6 @@ func TestUnexpectedClusterObjectsAreIgnored(t *testing.T) {
 		string(files), "/etc/containerd/certs.d",
 	) {
 		t.Errorf("node configuration: %s", files)
-	}
-}
-
-func TestTopologySpreadConstraints(t *testing.T) {
-	t.Parallel()
-	own := &metav1.LabelSelector{
-		MatchLabels: map[string]string{
-			"app.kubernetes.io/name": "zarf-registry", "app.kubernetes.io/instance": "zarf-registry",
-			"app.kubernetes.io/component": "registry",
-		},
-	}
-	out := rendering{values: proxyMode(t, `registry.topologySpreadConstraints=[
-		{maxSkew: 1, topologyKey: topology.kubernetes.io/zone, whenUnsatisfiable: ScheduleAnyway},
-		{maxSkew: 2, topologyKey: kubernetes.io/hostname, whenUnsatisfiable: DoNotSchedule, labelSelector: {matchLabels: {a: b}}}]`)}.render(t)
-	want := []corev1.TopologySpreadConstraint{
-		{MaxSkew: 1, TopologyKey: corev1.LabelTopologyZone, WhenUnsatisfiable: corev1.ScheduleAnyway, LabelSelector: own},
-		{
-			MaxSkew: 2, TopologyKey: corev1.LabelHostname, WhenUnsatisfiable: corev1.DoNotSchedule,
-			LabelSelector: &metav1.LabelSelector{MatchLabels: map[string]string{"a": "b"}},
-		},
-	}
-	if diff := cmp.Diff(
-		want, find[*appsv1.Deployment](t, out, "zarf-registry").Spec.Template.Spec.TopologySpreadConstraints,
-	); diff != "" {
-		t.Error(diff)
 	}
 }
 
@@ -312,40 +167,6 @@ func TestTheTimeoutOfJobsGrowsWithTheNodes(t *testing.T) {
 	}
 }
 
-// The registry of a node that is lost is replaced soon, unless its images are lost with the pod.
-func TestTheRegistryOfALostNodeIsReplaced(t *testing.T) {
-	t.Parallel()
-	const notReady, unreachable = "node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"
-	for description, c := range map[string]struct {
-		sets []string
-		want map[string]int64 // seconds by taint; -1: forever
-	}{
-		"a claim":            {nil, map[string]int64{notReady: 30, unreachable: 30}},
-		"S3":                 {[]string{"registry.storage={type: s3, s3: {bucket: b, region: r}}"}, map[string]int64{notReady: 30, unreachable: 30}},
-		"on the node's disk": {[]string{"registry.persistence.enabled=false"}, nil},
-		"one taint has its own": {
-			[]string{"registry.tolerations=[{key: " + unreachable + ", operator: Exists, effect: NoExecute, tolerationSeconds: 5}]"},
-			map[string]int64{notReady: 30, unreachable: 5},
-		},
-		"all taints are tolerated": {[]string{"registry.tolerations=[{operator: Exists}]"}, map[string]int64{"": -1}},
-		"the node itself is tolerated, not its lack": {
-			[]string{"registry.tolerations=[{operator: Exists, effect: NoSchedule}]"},
-			map[string]int64{"": -1, notReady: 30, unreachable: 30},
-		},
-	} {
-		got := map[string]int64{}
-		for _, toleration := range registryOf(t, rendering{values: proxyMode(t, c.sets...)}.render(t)).Spec.Template.Spec.Tolerations {
-			got[toleration.Key] = -1
-			if toleration.TolerationSeconds != nil {
-				got[toleration.Key] = *toleration.TolerationSeconds
-			}
-		}
-		if !maps.Equal(got, c.want) {
-			t.Errorf("%s: %v, want %v", description, got, c.want)
-		}
-	}
-}
-
 // By the annotation, another release finds that it has the same ports of the nodes.
 func TestTheServiceNamesThePortsOfNodes(t *testing.T) {
 	t.Parallel()
@@ -357,43 +178,6 @@ func TestTheServiceNamesThePortsOfNodes(t *testing.T) {
 		ports := strings.Trim(strings.Join(strings.Fields(fmt.Sprint(decided(out).Proxy.NodePorts)), ","), "[]")
 		if got != want || ports != want {
 			t.Errorf("%s: the Service names %q, the settings %q", set, got, ports)
-		}
-	}
-}
-
-func TestGlobalImageRegistry(t *testing.T) {
-	t.Parallel()
-	sets := []string{
-		"global.imageRegistry=mirror.internal:5000", "injector.enabled=false", "image.registry=elsewhere.example.com",
-	}
-	images := map[string]bool{}
-	for _, w := range workloads(rendering{values: every(t, sets...)}.render(t)) {
-		for _, c := range containers(w.pod.Spec) {
-			if strings.Contains(c.Image, "pause") || strings.HasPrefix(c.Image, "127.0.0.1:") {
-				continue // the node's own image, or one from this registry
-			}
-			images[c.Image[:strings.LastIndex(c.Image, ":")]] = true
-		}
-	}
-	const prefix = "mirror.internal:5000/zarf-dev/zarf-registry/"
-	if diff := cmp.Diff(
-		map[string]bool{prefix + "init-hook": true, prefix + "registry": true, prefix + "registry-node": true}, images,
-	); diff != "" {
-		t.Error(diff)
-	}
-}
-
-func TestGlobalPullSecretsPrecedeTheChartsOwn(t *testing.T) {
-	t.Parallel()
-	out := rendering{
-		values: every(
-			t, "global.imagePullSecrets=[a, {name: b}]", "imagePullSecrets=[{name: b}, {name: c}]", "image.pullPolicy=Never",
-		),
-	}.render(t)
-	want := []corev1.LocalObjectReference{{Name: "a"}, {Name: "b"}, {Name: "c"}}
-	for _, w := range workloads(out) {
-		if diff := cmp.Diff(want, w.pod.Spec.ImagePullSecrets); diff != "" {
-			t.Errorf("%s: %s", w.object, diff)
 		}
 	}
 }
@@ -492,38 +276,6 @@ func TestRejectsMovingToAnotherNamespace(t *testing.T) {
 		case name == "the state is in the other namespace" && decidedMode(out) != "proxy":
 			t.Errorf("%s: mode %s", name, decidedMode(out))
 		}
-	}
-}
-
-// What the chart renders of these values elsewhere, TestPodOptionsApplyToAllPods and the golden files have.
-func TestRegistryPodCanBeAdapted(t *testing.T) {
-	t.Parallel()
-	out := rendering{values: proxyMode(t, "registry.serviceAccount={create: false, name: mine}",
-		"registry.podSecurityContext={fsGroup: 2000, supplementalGroups: [3000]}",
-		"registry.extraVolumes=[{name: ca, configMap: {name: company-ca}}]",
-		"registry.extraVolumeMounts=[{name: ca, mountPath: /etc/ssl/company, readOnly: true, subPath: ca}]")}.render(t)
-	spec := find[*appsv1.Deployment](t, out, "zarf-registry").Spec.Template.Spec
-	if spec.ServiceAccountName != "mine" {
-		t.Errorf("the ServiceAccount is %s", spec.ServiceAccountName)
-	}
-	for _, o := range out.objects {
-		if o.GetKind() == "ServiceAccount" && (o.GetName() == "mine" || o.GetName() == "zarf-registry") {
-			t.Errorf("the chart creates %s", o)
-		}
-	}
-	security := spec.SecurityContext
-	if *security.FSGroup != 2000 || *security.RunAsUser != 65532 || !slices.Equal(security.SupplementalGroups, []int64{3000}) {
-		t.Errorf("the pod's security context is %s", mustYAML(t, security))
-	}
-	container := spec.Containers[0]
-	mount := corev1.VolumeMount{Name: "ca", MountPath: "/etc/ssl/company", ReadOnly: true, SubPath: "ca"}
-	if got := container.VolumeMounts[len(container.VolumeMounts)-1]; !cmp.Equal(got, mount) ||
-		spec.Volumes[len(spec.Volumes)-1].ConfigMap.Name != "company-ca" {
-		t.Errorf("mounts %v of %v", container.VolumeMounts, spec.Volumes)
-	}
-	// The loader refuses mounts that it is not told.
-	if !slices.Contains(container.Command, "--mount=/etc/ssl/company") {
-		t.Errorf("the command is %v", container.Command)
 	}
 }
 

@@ -1,7 +1,6 @@
 package templates
 
 import (
-	"fmt"
 	"regexp"
 	"slices"
 	"strings"
@@ -228,44 +227,5 @@ func TestRegistryRollsOverWithSharedStorage(t *testing.T) {
 				t.Errorf("%s: %s, want %s", name, d.Spec.Strategy.Type, want)
 			}
 		}
-	}
-}
-
-func TestPersistentVolumeClaim(t *testing.T) {
-	t.Parallel()
-	claims := func(sets ...string) []*corev1.PersistentVolumeClaim {
-		return all[*corev1.PersistentVolumeClaim](rendering{values: proxyMode(t, sets...)}.render(t))
-	}
-	const policy = "helm.sh/resource-policy"
-	if c := claims(); len(c) != 1 || c[0].Annotations[policy] != "keep" || c[0].Spec.StorageClassName != nil ||
-		c[0].Spec.Resources.Requests.Storage().String() != "20Gi" {
-		t.Errorf("by default: %v", c)
-	}
-	const options = "argocd.argoproj.io/sync-options"
-	if c := claims("registry.persistence.annotations={" + options + ": Delete=false, a: b}"); len(c) != 1 ||
-		c[0].Annotations[options] != "Delete=false,Prune=false" || c[0].Annotations["a"] != "b" {
-		t.Errorf("with annotations: %v", c)
-	}
-	if c := claims("registry.persistence.retain=false"); len(c) != 1 || c[0].Annotations[policy] != "" {
-		t.Errorf("with retain=false: %v", c)
-	}
-	for class, want := range map[string]string{"fast": "fast", "''": ""} {
-		if c := claims("registry.persistence.storageClass=" + class); len(c) != 1 || c[0].Spec.StorageClassName == nil ||
-			*c[0].Spec.StorageClassName != want {
-			t.Errorf("with storageClass=%s: %v", class, c)
-		}
-	}
-	for _, set := range []string{
-		"registry.persistence.enabled=false", "registry.persistence.existingClaim=mine", "registry.storage.type=inmemory",
-	} {
-		if c := claims(set); len(c) != 0 {
-			t.Errorf("with %s: %v", set, c)
-		}
-	}
-	spec := find[*appsv1.Deployment](
-		t, rendering{values: proxyMode(t, "registry.persistence.existingClaim=mine")}.render(t), "zarf-registry",
-	).Spec.Template.Spec
-	if text := fmt.Sprint(spec.Volumes); !strings.Contains(text, "ClaimName:mine") {
-		t.Errorf("the existing claim is not mounted: %s", text)
 	}
 }
