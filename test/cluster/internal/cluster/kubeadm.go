@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"golang.org/x/sync/errgroup"
+	"golang.org/x/sys/unix"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/clientcmd"
@@ -140,6 +141,14 @@ func (c *Cluster) addKubeadm(files map[string][]byte, _ *clusterCA, n Node) erro
 	// CoreDNS does not start without a name server. Nothing listens there, so names fail at once.
 	files["/etc/resolv.conf"] = fmt.Appendf(nil, "nameserver %s\n", c.Options.Family.ControlPlane()[0])
 	files["/opt/bin/systemctl"] = systemctlScript
+	// The overlay hides the host's CNI configuration, which containerd would use until kube-router writes its own.
+	networks := c.nodePath(n.Name, "/etc/cni/net.d")
+	if err := os.MkdirAll(networks, 0o755); err != nil {
+		return fmt.Errorf("making the directories of node %s: %w", n.Name, err)
+	}
+	if err := unix.Setxattr(networks, "trusted.overlay.opaque", []byte("y"), 0); err != nil {
+		return fmt.Errorf("hiding the host's CNI configuration from node %s: %w", n.Name, err)
+	}
 	for _, plugin := range []string{"bridge", "host-local", "loopback", "portmap"} {
 		if err := c.provide(n, filepath.Join("/opt/cni/bin", plugin), c.path(binDir, plugin)); err != nil {
 			return err
