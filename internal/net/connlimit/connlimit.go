@@ -100,7 +100,7 @@ func (l *Limiter) admit(accepted net.Conn) *Conn {
 		peer = accepted.RemoteAddr().String()
 	}
 	c := &Conn{Conn: accepted, limiter: l, peer: peer}
-	c.between.Store(time.Now().UnixNano())
+	c.Idle()
 	l.mu.Lock()
 	var drop *Conn
 	if len(l.conns) >= l.limit {
@@ -166,7 +166,6 @@ type Conn struct {
 	limiter *Limiter
 	peer    string
 	since   atomic.Int64 // Unix time in nanoseconds since when it waits for its client; 0: it does not
-	between atomic.Int64 // likewise, since when the server reads the next request; 0 while it works on one
 	handled atomic.Bool  // the next read is for another request
 }
 
@@ -176,19 +175,13 @@ func (c *Conn) Idle() { c.since.Store(time.Now().UnixNano()) }
 // Busy notes that the connection does not wait for its client: the server works on a request.
 func (c *Conn) Busy() {
 	c.handled.Store(false)
-	c.between.Store(0)
 	c.since.Store(0)
 }
 
-// Read waits for the client if the previous request has been handled. What has arrived, such as a part of a handshake,
-// is the server's work, for which it may lack a core.
+// Read waits for the client if the previous request has been handled.
 func (c *Conn) Read(p []byte) (int, error) {
 	if c.handled.CompareAndSwap(true, false) {
-		c.between.Store(time.Now().UnixNano())
-	}
-	if began := c.between.Load(); began != 0 {
-		c.since.Store(began)
-		defer c.since.Store(0)
+		c.Idle()
 	}
 	return c.Conn.Read(p)
 }

@@ -188,24 +188,6 @@ func TestAddressesShareTheLimit(t *testing.T) {
 	}
 }
 
-// A connection is new until the server has a core for its handshake.
-func TestConnectionsThatTheServerHasNotServedAreKept(t *testing.T) {
-	t.Parallel()
-	l := New(1)
-	server, client := net.Pipe()
-	c := l.admit(server)
-	go func() { _, _ = io.WriteString(client, "x") }()
-	if _, err := c.Read(make([]byte, 1)); err != nil {
-		t.Fatal(err)
-	}
-	another, _ := net.Pipe()
-	if l.admit(another) != nil {
-		t.Error("it was dropped while the server works on what it sent")
-	}
-	go func() { _, _ = c.Read(make([]byte, 1)) }()
-	eventually(t, "it waits for its client", func() bool { return l.admit(another) != nil })
-}
-
 func TestBusyConnectionsAreKept(t *testing.T) {
 	l, port, wait := server(t, 2, func(l *Limiter) { l.timeout = 50 * time.Millisecond })
 	busy := []client{connect(t, "127.0.0.1", port), connect(t, "127.0.0.1", port)}
