@@ -54,7 +54,7 @@ func TestRequestsEndWithTheLastEvent(t *testing.T) {
 		status int
 		body   string
 		events int
-		want   string // of the error; "" is none
+		want   string // in the error; "" means no error
 	}{
 		{gc.Path, 200, `{"phase":"mark"} {"result":{"blobs":1}} {}`, 2, ""},
 		{gc.Path, 200, `{"phase":"mark"}`, 1, unfinished},

@@ -70,7 +70,6 @@ func (f *finish) steps() []steps.Step {
 	if s.Mode != state.ModeExternal {
 		unverified = f.orSwitchBack(unverified)
 	}
-	injects := s.Mode != state.ModeExternal || s.ConfiguresNodes()
 	const plain = "outside of nodeport mode only port-forwards may use plain HTTP"
 	return append(unverified, []steps.Step{
 		{Name: "verify mirrors", In: ours,
@@ -86,9 +85,9 @@ func (f *finish) steps() []steps.Step {
 		{Name: "delete previous proxies", Run: f.DeletePreviousProxies,
 			Why: "the chart no longer renders them"},
 		{Name: "close the plain listener", In: external, Run: f.certs.ClosePlain, Why: plain},
-		{Name: "delete previous payloads", Run: steps.OnlyIf(injects, f.collect),
+		{Name: "delete previous payloads", Run: steps.OnlyIf(f.injects(), f.collect),
 			Why: "no pod needs them any more"},
-		{Name: "delete the payload", In: external, Run: steps.OnlyIf(!injects, f.payload.Delete),
+		{Name: "delete the payload", In: external, Run: steps.OnlyIf(!f.injects(), f.payload.Delete),
 			Why: "nothing starts from it any more"},
 		{Name: "advertise the registry", Run: f.advertise,
 			Why: "tools that build images look for it in " + HostingNamespace},

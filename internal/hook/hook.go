@@ -108,7 +108,7 @@ func (h *Hook) Preflight(ctx context.Context) ([]preflight.Finding, error) {
 	return h.start().inspection().Run(ctx)
 }
 
-// Certs returns the keeper of the release's certificates and credentials.
+// Certs returns the manager of the release's certificates and credentials.
 func (h *Hook) Certs() *certs.Manager { return h.start().certs }
 
 // ours are the modes in which the release has a registry.
@@ -150,6 +150,11 @@ func (r *run) inspection() *preflight.Inspection {
 		Observer: r.Observer, Cluster: r.cluster.Preflight, Certs: r.certs, Payload: r.payload,
 		NodeConfigData: r.nodeConfigData,
 	}
+}
+
+// injects reports whether the release has pods that start from the payload.
+func (r *run) injects() bool {
+	return r.Settings.Mode != state.ModeExternal || r.Settings.ConfiguresNodes()
 }
 
 func (r *run) phase(ctx context.Context, name string, list []steps.Step) error {

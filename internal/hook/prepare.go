@@ -18,7 +18,6 @@ func (h *Hook) Prepare(ctx context.Context) error {
 	r := h.start()
 	i := r.inspection()
 	p := &prepare{run: r, inspection: i}
-	injects := h.Settings.Mode != state.ModeExternal || h.Settings.ConfiguresNodes()
 	return r.phase(ctx, "prepare", []steps.Step{
 		{Name: "list the nodes", Run: i.Look,
 			Why: "injected pods need the nodes' own pause image and a payload for each architecture"},
@@ -40,7 +39,7 @@ func (h *Hook) Prepare(ctx context.Context) error {
 			Why: "a node port leads to it, so it must be open first"},
 		{Name: "create the NodePort Service", In: ours, Run: p.ownPort,
 			Why: "another Service with it would answer in the registry's place"},
-		{Name: "seed the payload", Run: steps.OnlyIf(injects, p.seed),
+		{Name: "seed the payload", Run: steps.OnlyIf(r.injects(), p.seed),
 			Why: "nodes that hold only the pause image get the programs from the API server"},
 		{Name: "record the desired mode", Run: p.record,
 			Why: "a run that is interrupted from here on can be continued"},

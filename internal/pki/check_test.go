@@ -313,7 +313,7 @@ func TestCheck(t *testing.T) {
 		"signed by itself":                     {pair: pki.KeyPair{Certificate: chainPEM(sign(t, nil, "alone", key, asServer)), Key: good.Key}},
 		"an expired authority":                 {pair: leaf(expiredRoot), trust: trusting(expiredRoot.cert)},
 		"an authority of tomorrow":             {pair: leaf(futureRoot), trust: trusting(futureRoot.cert)},
-		"an authority that is none":            {pair: leaf(noRoot), trust: trusting(noRoot.cert)},
+		"a root that is not a CA":              {pair: leaf(noRoot), trust: trusting(noRoot.cert)},
 		"an authority that may not sign":       {pair: leaf(mute), trust: trusting(mute.cert)},
 		"an expired intermediate":              {pair: leaf(below(expired))},
 		"an intermediate that is no authority": {pair: leaf(below(notCA))},

@@ -19,10 +19,10 @@ type Column[Row any] struct {
 // NodeColumns are the columns of Report.Nodes.
 var NodeColumns = []Column[Node]{
 	{Name: "Node", Cell: func(n Node) string { return n.Name }},
-	{Name: "Ready", Cell: func(n Node) string { return yesNo(n.Ready) }},
+	{Name: "Ready", Cell: func(n Node) string { return YesNo(n.Ready) }},
 	{"Via", "the path that a node uses", func(n Node) string { return n.Via }},
-	{"Endpoint", "whether that path exists", func(n Node) string { return yesNo(n.Endpoint) }},
-	{"Verified", "whether the node pulled in the last verification", func(n Node) string { return yesNo(n.Verified) }},
+	{"Endpoint", "whether that path exists", func(n Node) string { return YesNo(n.Endpoint) }},
+	{"Verified", "whether the node pulled in the last verification", func(n Node) string { return YesNo(n.Verified) }},
 	{Name: "Message", Cell: func(n Node) string { return n.Message }},
 }
 
@@ -110,7 +110,8 @@ func (n NodeConfig) messages() string {
 	return strings.Join(messages, "; ")
 }
 
-func yesNo(yes bool) string {
+// YesNo returns yes or no.
+func YesNo(yes bool) string {
 	if yes {
 		return "yes"
 	}

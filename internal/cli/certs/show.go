@@ -185,7 +185,7 @@ func podCells(p status.PodCertificates) []string {
 	if p.Loaded != nil {
 		c := p.Loaded.Certificates
 		copy(cells[2:], []string{
-			pki.Short(c.Leaf.SHA256), render.YesNo(p.Current), render.YesNo(p.TrustCurrent),
+			pki.Short(c.Leaf.SHA256), status.YesNo(p.Current), status.YesNo(p.TrustCurrent),
 			fmt.Sprint(c.Generation), c.LoadedAt.UTC().Format(time.RFC3339), fmt.Sprint(c.ReloadErrors),
 		})
 	}

@@ -134,7 +134,7 @@ func TestSettingsOfAJob(t *testing.T) {
 func TestCleanupTakesSettingsOrTheNamesOfTheRelease(t *testing.T) {
 	for name, c := range map[string]struct {
 		args []string
-		want string // of the error; "" is none
+		want string // in the error; "" means no error
 	}{
 		"settings":               {jobArguments(t, "cleanup", jobSettings())[1:], ""},
 		"the defaults":           {nil, ""},

@@ -114,10 +114,3 @@ func Plural(n int, thing string) string {
 	}
 	return fmt.Sprintf("%d %ss", n, thing)
 }
-
-func YesNo(yes bool) string {
-	if yes {
-		return "yes"
-	}
-	return "no"
-}

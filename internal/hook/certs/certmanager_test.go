@@ -1499,8 +1499,8 @@ func TestPreflightOfCertManager(t *testing.T) {
 		"a new Issuer":                {corp, issuer(ca)},
 		"a self-signing one": {corp,
 			issuer(certmanagerv1.IssuerConfig{SelfSigned: &certmanagerv1.SelfSignedIssuer{}}, ready(cmmeta.ConditionTrue, 2))},
-		"ACME":                {corp, issuer(certmanagerv1.IssuerConfig{ACME: &cmacme.ACMEIssuer{}}, ready(cmmeta.ConditionTrue, 2))},
-		"a kind that is none": {issuerRef("corp", "StepIssuer", "cert-manager.io"), func(*cmBench) {}},
+		"ACME":            {corp, issuer(certmanagerv1.IssuerConfig{ACME: &cmacme.ACMEIssuer{}}, ready(cmmeta.ConditionTrue, 2))},
+		"an unknown kind": {issuerRef("corp", "StepIssuer", "cert-manager.io"), func(*cmBench) {}},
 		"objects of others": {ownIssuer(), func(b *cmBench) {
 			b.store("certificates",
 				&certmanagerv1.Certificate{ObjectMeta: metav1.ObjectMeta{Name: "zarf-registry-node"}})

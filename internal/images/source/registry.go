@@ -75,8 +75,8 @@ func (r *repository) Blob(ctx context.Context, desc ocispec.Descriptor,
 	}}, nil
 }
 
-// Keep downloads content to the store, unless it is there, and returns the store. The error is [blobstore.ErrNoRoom] if
-// there is none, or it has no room.
+// Keep downloads content to the store, unless it is there, and returns the store. The error is [blobstore.ErrNoRoom]
+// without a store, and if the store is full.
 func (r *repository) Keep(ctx context.Context, desc ocispec.Descriptor, received func(offset, n int64)) (
 	store *blobstore.Store, moved bool, err error) {
 	if _, made := r.made.Find(desc.Digest); made || r.store == nil {

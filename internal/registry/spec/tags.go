@@ -91,8 +91,8 @@ func (s *Registry) deleteTag(w http.ResponseWriter, r *http.Request, to request.
 	return err
 }
 
-// currentTag returns the digest of the manifest of a tag, or "" if there is none. A damaged link is no tag: a push
-// replaces it.
+// currentTag returns the digest of a tag's manifest. It is "" if the tag does not exist, or its link is damaged: a push
+// replaces that.
 func (s *Registry) currentTag(ctx context.Context, repository, tag string) (digest.Digest, error) {
 	d, err := s.ReadLink(ctx, storage.TagPath(repository, tag))
 	if errors.Is(err, distribution.ErrBlobUnknown) || content.IsDamaged(err) {

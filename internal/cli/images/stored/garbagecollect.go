@@ -110,45 +110,44 @@ func collectGarbage(
 	ctx context.Context, transport http.RoundTripper, access release.PushAccess, request gc.Request, log *slog.Logger,
 	report func(gc.Removed) error,
 ) (result gc.Result, err error) {
-	ctx, silence, stop := untilSilence(ctx)
-	defer stop()
-	err = cluster.Collect(ctx, transport, access, request, func(e gc.Event) error {
-		silence.Reset(collectionSilence)
-		switch {
-		case e.Phase == gc.Settling:
-			log.Debug("waiting for pushes that began earlier", "phase", e.Phase)
-		case e.Phase != "":
-			log.Debug("collecting", "phase", e.Phase)
-		case e.Problem != "":
-			log.Warn("stored content is damaged", "problem", e.Problem)
-		case e.Removed != nil:
-			return report(*e.Removed)
-		case e.Result != nil:
-			result = *e.Result
-		}
-		return nil
+	err = untilSilence(ctx, func(ctx context.Context, heard func()) error {
+		return cluster.Collect(ctx, transport, access, request, func(e gc.Event) error {
+			heard()
+			switch {
+			case e.Phase == gc.Settling:
+				log.Debug("waiting for pushes that began earlier", "phase", e.Phase)
+			case e.Phase != "":
+				log.Debug("collecting", "phase", e.Phase)
+			case e.Problem != "":
+				log.Warn("stored content is damaged", "problem", e.Problem)
+			case e.Removed != nil:
+				return report(*e.Removed)
+			case e.Result != nil:
+				result = *e.Result
+			}
+			return nil
+		})
 	})
 	if err != nil {
-		if cause := context.Cause(ctx); cause != nil {
-			err = cause
-		}
 		return gc.Result{}, fmt.Errorf("collecting garbage: %w", err)
 	}
 	return result, nil
 }
 
-// untilSilence returns a context that ends if the registry sends no event for collectionSilence, and the timer to reset
-// at each event.
-func untilSilence(ctx context.Context) (context.Context, *time.Timer, func()) {
+// untilSilence runs a request, and ends it if heard is not called for collectionSilence. The error is then the reason.
+func untilSilence(ctx context.Context, request func(ctx context.Context, heard func()) error) error {
 	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
 	silence := time.AfterFunc(collectionSilence, func() {
 		cancel(fmt.Errorf("the registry sent no event for %s: check the log of its pod, then run it again",
 			collectionSilence))
 	})
-	return ctx, silence, func() {
-		silence.Stop()
-		cancel(nil)
+	defer silence.Stop()
+	err := request(ctx, func() { silence.Reset(collectionSilence) })
+	if cause := context.Cause(ctx); err != nil && cause != nil {
+		return cause
 	}
+	return err
 }
 
 func printCollected(w io.Writer, c collected) error {

@@ -93,34 +93,31 @@ func (f *verifyFlags) run(cmd *cobra.Command) error {
 func (f *verifyFlags) verify(
 	ctx context.Context, transport http.RoundTripper, access release.PushAccess, stdout io.Writer, log *slog.Logger,
 ) error {
-	ctx, silence, stop := untilSilence(ctx)
-	defer stop()
 	stdout = logging.PrintableWriter(stdout)
 	what := verified{Problems: []scrub.Problem{}}
 	logged := time.Now()
-	err := cluster.Scrub(ctx, transport, access, f.request, func(e scrub.Event) error {
-		silence.Reset(collectionSilence)
-		switch {
-		case e.Progress != nil:
-			if time.Since(logged) >= verifyProgress {
-				logged = time.Now()
-				log.Info("reading", "read", space.FormatBytes(e.Progress.Bytes), "of", space.FormatBytes(e.Progress.Total))
+	err := untilSilence(ctx, func(ctx context.Context, heard func()) error {
+		return cluster.Scrub(ctx, transport, access, f.request, func(e scrub.Event) error {
+			heard()
+			switch {
+			case e.Progress != nil:
+				if time.Since(logged) >= verifyProgress {
+					logged = time.Now()
+					log.Info("reading", "read", space.FormatBytes(e.Progress.Bytes), "of", space.FormatBytes(e.Progress.Total))
+				}
+			case e.Problem != nil:
+				what.Problems = append(what.Problems, *e.Problem)
+				if f.output == render.FormatTable {
+					_, err := fmt.Fprintln(stdout, *e.Problem)
+					return err
+				}
+			case e.Result != nil:
+				what.Result = *e.Result
 			}
-		case e.Problem != nil:
-			what.Problems = append(what.Problems, *e.Problem)
-			if f.output == render.FormatTable {
-				_, err := fmt.Fprintln(stdout, *e.Problem)
-				return err
-			}
-		case e.Result != nil:
-			what.Result = *e.Result
-		}
-		return nil
+			return nil
+		})
 	})
 	if err != nil {
-		if cause := context.Cause(ctx); cause != nil {
-			err = cause
-		}
 		return fmt.Errorf("verifying images: %w", err)
 	}
 	var next []string
