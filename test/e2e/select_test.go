@@ -155,10 +155,12 @@ func changed() ([]string, error) {
 // prepare builds what scenarios need before any cluster needs the CPU, and installs the packages of clients.
 func prepare(chosen []scenarios.Scenario) error {
 	testcluster := os.Getenv("E2E_TESTCLUSTER")
-	tools, versions, clients, certManager := []string{"kubectl"}, []string{""}, false, false
+	tools, versions := []string{"kubectl"}, []string{""}
+	var clients, certManager, fromCandidate bool
 	for _, s := range chosen {
 		tools, versions = append(tools, s.Tools...), append(versions, s.Versions...)
 		clients, certManager = clients || s.Clients, certManager || s.CertManager
+		fromCandidate = fromCandidate || s.Candidate
 		if long() {
 			tools = append(tools, s.LongTools...)
 		}
@@ -185,6 +187,10 @@ func prepare(chosen []scenarios.Scenario) error {
 	}
 	if certManager {
 		errs = append(errs, shows("make", "-C", filepath.Join("..", ".."), "bin/testcertmanager"))
+	}
+	if fromCandidate {
+		_, err := candidate()
+		errs = append(errs, err)
 	}
 	if clients {
 		if err := shows(filepath.Join("..", "..", "hack", "deps.sh"), "clients"); err != nil {

@@ -3,33 +3,84 @@ package e2e
 import (
 	"bytes"
 	"crypto/rand"
+	"encoding/json"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
+	"strings"
 	"testing"
 
 	"github.com/zarf-dev/zarf-registry/internal/release/state"
 )
 
-// TestUpgrade upgrades a release to another version while every node pulls, reads slowly, and connects every 20 ms.
-// Nothing may fail, and no pod may be replaced: the proxies hand their listeners over to the new program.
+// TestUpgrade upgrades the candidate of the release to this version while every node pulls, reads slowly, and connects
+// every 20 ms, back with helm rollback, and again. Nothing may fail, and content and certificates stay. A failure means
+// that a change of the state, of values or of names lacks a way to upgrade. Then the proxies hand their listeners over
+// to other programs.
 func TestUpgrade(t *testing.T) {
-	w := ownCluster(t, "e2e-upgrade", layout{open: true})
-	tag := chartVersion(t, built(t, "E2E_CHART"))
-	must(t, "installed", func(t *testing.T) {
-		w.apply(t, proxyMode)
+	old := buildCandidate(t)
+	w := ownCluster(t, "e2e-upgrade", layout{open: true,
+		args: []string{"--load", "n1=" + filepath.Join(old.images, "init-hook.tar")}})
+	current := w.hook
+	var image string
+	var content map[string]string
+	var certificates held
+	must(t, "the candidate is installed", func(t *testing.T) {
+		w.hook = old.program
+		output(t, w.command(t, w.helm, append([]string{"install", release, old.chart, "-n", namespace, "--create-namespace",
+			"--timeout", "5m", proxyMode}, w.sets...)...))
+		w.isIn(t, state.ModeProxy, state.SourceValue)
+		image = w.pushHello(t)
 		w.pushSmallAndSlow(t)
+		w.pullEverywhere(t, image)
+		certificates, content = w.certificates(t), w.digests(t)
 	})
-	w.underLoad(t, "helm upgrade to a version with the same programs", nothingFails, func(t *testing.T) {
-		w.restartsNothing(t, func() {
-			output(t, w.command(t, w.helm, append([]string{"upgrade", release, otherVersion(t, built(t, "E2E_CHART")), "-n",
-				namespace, "--timeout", "5m", proxyMode, "--set=initHook.image.tag=" + tag}, w.sets...)...))
+	replaces := func(name, program string, f func(t *testing.T)) {
+		w.underLoad(t, name, nothingFails, func(t *testing.T) {
+			f(t)
+			w.hook = program
 			w.isIn(t, state.ModeProxy, state.SourceValue)
 		})
+		must(t, name+": content and certificates are the same", func(t *testing.T) {
+			w.isHealthy(t)
+			w.changed(t, certificates)
+			if got := w.digests(t); !maps.Equal(got, content) {
+				t.Errorf("the registry has %v, and had %v", got, content)
+			}
+			w.pullEverywhere(t, image)
+		})
+	}
+	replaces("helm upgrade", current, func(t *testing.T) { w.helmChart(t, "upgrade", proxyMode) })
+	replaces("helm rollback", old.program, func(t *testing.T) { w.rollback(t, "1") })
+	replaces("zarf-registry install", current, func(t *testing.T) {
+		w.hook = current
+		w.apply(t, proxyMode)
 	})
 	w.handsOver(t, func(t *testing.T) { w.helmChart(t, "upgrade", proxyMode) })
 	w.isHealthy(t)
+}
+
+// digests returns the digests of the test's images in the registry, by reference.
+func (w *world) digests(t *testing.T) map[string]string {
+	t.Helper()
+	var list []struct{ Reference, Digest string }
+	out := output(t, w.command(t, w.hook, "images", "list", "-n", namespace, "--output=json"))
+	if err := json.Unmarshal([]byte(out), &list); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	found := map[string]string{}
+	for _, image := range list {
+		if strings.Contains(image.Reference, "/e2e/") {
+			found[image.Reference] = image.Digest
+		}
+	}
+	if len(found) == 0 || slices.Contains(slices.Collect(maps.Values(found)), "") {
+		t.Fatalf("no images of the test, or no digests: %s", out)
+	}
+	return found
 }
 
 // pushSmallAndSlow pushes the images that underLoad pulls.
@@ -63,7 +114,9 @@ func otherVersion(t *testing.T, chart string) string {
 	if _, err := os.Stat(filepath.Join(dir, "files", "programs.json")); err != nil {
 		t.Fatalf("%v: run make payload", err)
 	}
-	setVersion(t, dir, "99.0.0")
+	if err := setVersion(dir, "99.0.0"); err != nil {
+		t.Fatal(err)
+	}
 	return dir
 }
 
@@ -71,32 +124,37 @@ var versions = regexp.MustCompile(`(?m)^(version|appVersion): "?([^"\n]*)"?$`)
 
 func chartVersion(t *testing.T, chart string) string {
 	t.Helper()
-	data, err := os.ReadFile(filepath.Join(chart, "Chart.yaml"))
+	version, err := versionOf(chart)
 	if err != nil {
 		t.Fatal(err)
+	}
+	return version
+}
+
+// versionOf returns the appVersion of a chart.
+func versionOf(chart string) (string, error) {
+	data, err := os.ReadFile(filepath.Join(chart, "Chart.yaml"))
+	if err != nil {
+		return "", err
 	}
 	for _, match := range versions.FindAllSubmatch(data, -1) {
 		if string(match[1]) == "appVersion" {
-			return string(match[2])
+			return string(match[2]), nil
 		}
 	}
-	t.Fatalf("%s has no appVersion", chart)
-	return ""
+	return "", fmt.Errorf("%s has no appVersion", chart)
 }
 
 // setVersion changes version and appVersion of a chart.
-func setVersion(t *testing.T, chart, version string) {
-	t.Helper()
+func setVersion(chart, version string) error {
 	file := filepath.Join(chart, "Chart.yaml")
 	data, err := os.ReadFile(file)
 	if err != nil {
-		t.Fatal(err)
+		return err
 	}
 	changed := versions.ReplaceAll(data, fmt.Appendf(nil, "$1: %q", version))
 	if bytes.Equal(changed, data) {
-		t.Fatalf("%s has no version", file)
+		return fmt.Errorf("%s has no version", file)
 	}
-	if err := os.WriteFile(file, changed, 0o644); err != nil {
-		t.Fatal(err)
-	}
+	return os.WriteFile(file, changed, 0o644)
 }

@@ -61,6 +61,8 @@ type Scenario struct {
 	Versions []string
 	// Clients means that it uses Debian's packages of clients, and CertManager that it uses cert-manager's controllers.
 	Clients, CertManager bool
+	// Candidate means that it needs the programs of the commit that test/e2e/testdata/candidate names.
+	Candidate bool
 	// Paths are files and folders of the repository, and patterns of path.Match, that concern it beside its own
 	// file. It runs before a merge that changes one.
 	Paths []string
