@@ -318,6 +318,12 @@ e2e: build images $(TESTCLUSTER) $(HELM) ## End-to-end tests on test clusters, o
 e2e-long: export E2E_LONG = 1
 e2e-long: e2e ## End-to-end tests at full length, such as a mode switch interrupted at every step
 
+.PHONY: screenshots
+screenshots: ## Make docs/images/browse-*.png from the pages of a test (dist/screenshots has all)
+	@mkdir -p dist/screenshots
+	E2E_SCREENSHOTS=$(CURDIR)/dist/screenshots $(MAKE) --no-print-directory e2e E2E_RUN='^TestImages$$'
+	for page in images image; do cp dist/screenshots/browse-$$page-light-1400.png docs/images/browse-$$page.png; done
+
 .PHONY: e2e-networks $(NETWORKS:%=e2e-%)
 e2e-networks: $(NETWORKS:%=e2e-%) ## The deep end-to-end scenarios on each network that they support (E2E_NETWORK=IPv6/nftables make e2e: one)
 $(NETWORKS:%=e2e-%): e2e-%:

@@ -4,6 +4,8 @@ import (
 	"cmp"
 	"fmt"
 	"io"
+	"os"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -23,11 +25,7 @@ import (
 // and prunes what it applied before. The test renders and deletes as Argo CD does.
 func TestArgo(t *testing.T) {
 	w := ownCluster(t, "e2e-argo", layout{open: true, args: []string{"--nodes", "1"}})
-	a := &argo{world: w, values: []string{noRotation,
-		"--set=ipFamily=IPv4", "--set=pki.mode=internal", "--set=proxy.tls=never", "--set=registry.architecture=amd64",
-		"--set=injector.architectures={amd64}",
-		"--set=injector.image=" + w.pauseImage(t),
-	}}
+	a := &argo{world: w, values: []string{noRotation, "--values=" + argoValues(t, w)}}
 	a.program = strings.TrimSpace(run(t, w.testcluster, "tool", "argosync"))
 	output(t, w.command(t, w.kubectl, "create", "namespace", namespace))
 	must(t, "the first sync installs", func(t *testing.T) {
@@ -70,6 +68,31 @@ func TestArgo(t *testing.T) {
 		a.deleteApplication(t, proxyMode)
 		w.nothingLeft(t, "persistentvolumeclaim/"+release)
 	})
+}
+
+// argoValues writes the values of the Application in docs/reference/helm.md to a file, with a node of this cluster and
+// its pause image in place of those of the page, and without the mode, which each sync names.
+func argoValues(t *testing.T, w *world) string {
+	t.Helper()
+	page, err := os.ReadFile("../../docs/reference/helm.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, values, found := strings.Cut(string(page), "      valuesObject:\n")
+	values, _, ended := strings.Cut(values, "  syncPolicy:\n")
+	for previous, replacement := range map[string]string{
+		"registry.k8s.io/pause:3.10.1": w.pauseImage(t), "node-1": w.nodes[0], "registryProxy: true\n": "\n",
+	} {
+		if !found || !ended || !strings.Contains(values, previous) {
+			t.Fatalf("the values of docs/reference/helm.md for Argo CD lack %s", previous)
+		}
+		values = strings.ReplaceAll(values, previous, replacement)
+	}
+	file := filepath.Join(t.TempDir(), "values.yaml")
+	if err := os.WriteFile(file, []byte(values), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return file
 }
 
 // argo stands in for Argo CD's repo-server and application-controller. Its own rules are those of Argo CD's

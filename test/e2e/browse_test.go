@@ -32,8 +32,6 @@ func testBrowse(t *testing.T, w *world) {
 	if title := b.script(`return document.title`); title != "Images" {
 		t.Fatalf("the title is %v", title)
 	}
-	b.saves("images.png")
-
 	// The first Tab leads to the link that skips the navigation, / to the search.
 	b.keys("\ue004")
 	if got := b.script(`return document.activeElement.textContent`); got != "Skip to content" {
@@ -65,9 +63,7 @@ func testBrowse(t *testing.T, w *world) {
 		}
 		return nil
 	})
-	b.saves("image.png")
-	b.cdp("Emulation.setEmulatedMedia", map[string]any{"features": []any{
-		map[string]any{"name": "prefers-color-scheme", "value": "dark"}}})
+	image, _ := b.script(`return location.href`).(string)
 	b.open(page + "state")
 	text, _ := b.script(`return document.body.innerText`).(string)
 	for _, want := range append([]string{"Nothing needs attention.", release + "-server-tls"}, w.nodes...) {
@@ -75,10 +71,27 @@ func testBrowse(t *testing.T, w *world) {
 			t.Errorf("the state lacks %q: %s", want, text)
 		}
 	}
-	if color := b.script(`return getComputedStyle(document.body).backgroundColor`); color != "rgb(16, 21, 27)" {
-		t.Errorf("the dark background is %v", color)
+	for name, url := range map[string]string{"images": page, "image": image, "state": page + "state"} {
+		for scheme, background := range map[string]string{"light": "rgb(255, 255, 255)", "dark": "rgb(16, 21, 27)"} {
+			b.cdp("Emulation.setEmulatedMedia", map[string]any{"features": []any{
+				map[string]any{"name": "prefers-color-scheme", "value": scheme}}})
+			for _, width := range []int{360, 1400} {
+				b.cdp("Emulation.setDeviceMetricsOverride", map[string]any{
+					"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": false})
+				b.open(url)
+				if color := b.script(`return getComputedStyle(document.body).backgroundColor`); color != background {
+					t.Errorf("%s in %s: the background is %v", url, scheme, color)
+				}
+				if shown := b.script(`return document.documentElement.scrollWidth`); shown != float64(width) {
+					t.Errorf("%s at %d pixels is %v wide", url, width, shown)
+				}
+				b.saves(fmt.Sprintf("browse-%s-%s-%d.png", name, scheme, width))
+			}
+		}
 	}
-	b.saves("state.png")
+	if messages := b.request(http.MethodPost, "/se/log", map[string]any{"type": "browser"}); mustJSON(messages) != "[]" {
+		t.Errorf("the browser's console says %s", mustJSON(messages))
+	}
 
 	// Everything comes from the command, and everything that can be operated has a name.
 	for _, path := range []string{"", "state", "?q=browse"} {
@@ -150,7 +163,8 @@ func startBrowser(t *testing.T) *browser {
 	go io.Copy(io.Discard, out)
 	b := &browser{t, "http://127.0.0.1:" + port}
 	created, _ := b.request(http.MethodPost, "/session", map[string]any{"capabilities": map[string]any{"alwaysMatch": map[string]any{
-		"browserName": "chrome", "goog:chromeOptions": map[string]any{"args": []string{"--headless", "--no-sandbox",
+		"browserName": "chrome", "goog:loggingPrefs": map[string]any{"browser": "ALL"},
+		"goog:chromeOptions": map[string]any{"args": []string{"--headless", "--no-sandbox",
 			"--disable-gpu", "--disable-dev-shm-usage", "--disable-background-networking", "--disable-component-update", "--disable-sync",
 			"--no-first-run", "--disable-quic", "--window-size=1280,900", "--user-data-dir=" + t.TempDir()}},
 	}}}).(map[string]any)

@@ -96,7 +96,7 @@ func (g *machine) run(t *testing.T, c guide.Command) (string, error) {
 	return out + errOut, err
 }
 
-// follows runs the commands of pages with nothing but a bundle, Helm, kubectl and cosign. The nodes must hold only pause
+// follows runs the commands of pages with nothing but a bundle, Helm, kubectl, cosign and crane. The nodes must hold only pause
 // images. example.com is a registry that this machine reaches, and no node.
 func (w *world) follows(t *testing.T, pages ...string) {
 	for _, architecture := range []string{"amd64", "arm64"} {
@@ -105,8 +105,9 @@ func (w *world) follows(t *testing.T, pages ...string) {
 		}
 	}
 	tool := func(name string) string { return strings.TrimSpace(run(t, w.testcluster, "tool", name)) }
-	g := newMachine(t, w, map[string]string{"helm": w.helm, "kubectl": w.kubectl, "cosign": tool("cosign")},
-		"bash", "cat", "grep", "gzip", "install", "sed", "sha256sum", "sleep", "tar", "tee")
+	g := newMachine(t, w, map[string]string{"helm": w.helm, "kubectl": w.kubectl, "cosign": tool("cosign"),
+		"crane": tool("crane")},
+		"base64", "bash", "cat", "grep", "gzip", "install", "mkdir", "sed", "sha256sum", "sleep", "tar", "tee")
 	version := chartVersion(t, built(t, "E2E_CHART"))
 	release := filepath.Join(t.TempDir(), "release")
 	build := exec.Command("go", "run", "./tools/release", "-allow-changes", "-darwin=false", "-version", version,

@@ -131,7 +131,8 @@ var All = []Scenario{
 	{Test: "TestUnattended", Clusters: []string{"e2e-unattended"}, Networks: []Network{ipv4}, Minutes: 0.7,
 		Paths: append(internal("hook/certs", "pki"), "charts/zarf-registry/templates/certificates")},
 	{Test: "TestWorkstation", Clusters: []string{"e2e-workstation"}, Networks: []Network{ipv4}, Minutes: 2.5,
-		Tools: []string{"cosign"}, Paths: and(internal("install", "cli"), []string{"docs/guide", "tools/release"})},
+		Tools: []string{"cosign", "crane"},
+		Paths: and(internal("install", "cli"), []string{"docs/guide", "docs/reference/helm.md", "tools/release"})},
 	{Test: "TestZarf", Clusters: []string{"e2e-zarf"}, Networks: []Network{ipv4}, Minutes: 4.5, Tools: []string{"zarf"},
 		Paths: zarf},
 
