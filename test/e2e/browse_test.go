@@ -82,8 +82,12 @@ func testBrowse(t *testing.T, w *world) {
 				if color := b.script(`return getComputedStyle(document.body).backgroundColor`); color != background {
 					t.Errorf("%s in %s: the background is %v", url, scheme, color)
 				}
-				if shown := b.script(`return document.documentElement.scrollWidth`); shown != float64(width) {
-					t.Errorf("%s at %d pixels is %v wide", url, width, shown)
+				wide := b.script(`const main = document.querySelector("main"),
+					end = main.getBoundingClientRect().right - parseFloat(getComputedStyle(main).paddingRight);
+					return [...document.querySelectorAll("main *")].filter(e => !e.closest(".scroll, pre") &&
+					e.getBoundingClientRect().right > end + 1).map(e => e.outerHTML)`)
+				if mustJSON(wide) != "[]" {
+					t.Errorf("%s at %d pixels: too wide are %s", url, width, mustJSON(wide))
 				}
 				b.saves(fmt.Sprintf("browse-%s-%s-%d.png", name, scheme, width))
 			}
