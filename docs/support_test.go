@@ -1,6 +1,7 @@
 package docs
 
 import (
+	"fmt"
 	"io"
 	"os"
 	"path/filepath"
@@ -9,9 +10,11 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/spf13/cobra"
 	"sigs.k8s.io/yaml"
 
 	"github.com/zarf-dev/zarf-registry/internal/cli"
+	"github.com/zarf-dev/zarf-registry/internal/exitcode"
 )
 
 // TestEveryFeatureHasAMark checks the table of features in support.md: it names every top-level value and
@@ -90,5 +93,55 @@ func TestSupportedKubernetes(t *testing.T) {
 				t.Errorf("the page lacks Kubernetes %s of %s", version, file)
 			}
 		}
+	}
+}
+
+// TestExitCodes checks that the help of each command names its exit codes, that support.md has a row for each code, and
+// which commands it names for [exitcode.Found].
+func TestExitCodes(t *testing.T) {
+	_, section, _ := strings.Cut(pages(t)["docs/reference/support.md"], "\n## Exit codes\n")
+	section, _, _ = strings.Cut(section, "\n## ")
+	rows := map[string]string{}
+	for _, m := range regexp.MustCompile(`(?m)^\|(\d+)\|(.*)\|$`).FindAllStringSubmatch(section, -1) {
+		rows[m[1]] = m[2]
+	}
+	found := fmt.Sprint(exitcode.Found)
+	if len(rows) != 4 || rows["0"] == "" || rows[fmt.Sprint(exitcode.Failed)] == "" ||
+		rows[fmt.Sprint(exitcode.Refused)] == "" {
+		t.Errorf("support.md has the exit codes %v", rows)
+	}
+	var finds, named []string
+	var walk func(cmd *cobra.Command)
+	walk = func(cmd *cobra.Command) {
+		for _, c := range cmd.Commands() {
+			walk(c)
+		}
+		if cmd.HasSubCommands() || cmd.Name() == "options" {
+			return
+		}
+		path := strings.TrimPrefix(cmd.CommandPath(), "zarf-registry ")
+		_, text, _ := strings.Cut(strings.Join(strings.Fields(cmd.Long), " "), "Exit codes: ")
+		var codes []string
+		for _, m := range regexp.MustCompile(`(?:^|, )(\d) `).FindAllStringSubmatch(text, -1) {
+			codes = append(codes, m[1])
+			if rows[m[1]] == "" {
+				t.Errorf("%s: exit code %s is not in support.md", path, m[1])
+			}
+		}
+		if !slices.Contains(codes, "0") || !slices.Contains(codes, fmt.Sprint(exitcode.Refused)) {
+			t.Errorf("the help of %s names the exit codes %v", path, codes)
+		}
+		if slices.Contains(codes, found) {
+			finds = append(finds, path)
+		}
+	}
+	walk(cli.New(io.Discard, io.Discard))
+	for _, name := range quoted.FindAllString(rows[found], -1) {
+		named = append(named, strings.Trim(name, "`"))
+	}
+	slices.Sort(finds)
+	slices.Sort(named)
+	if !slices.Equal(finds, named) {
+		t.Errorf("support.md says that %v exit with %s, their help that %v do", named, found, finds)
 	}
 }

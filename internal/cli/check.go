@@ -25,6 +25,11 @@ func newCheck() *cobra.Command {
 		(&checkFlags{}).tls(), (&checkFlags{}).push())
 }
 
+// checkCodes ends the help of the check commands.
+const checkCodes = `
+
+Exit codes: 0 if all steps pass, 1 if one fails, 3 if flags or files are invalid.`
+
 // checkFlags are the flags of the check commands: the registry's address, and where the
 // Secrets of its clients are mounted.
 type checkFlags struct {
@@ -40,7 +45,7 @@ func (f *checkFlags) tls() *cobra.Command {
 		Short: "Check which clients the registry accepts and rejects",
 		Long: `tls connects to the registry with the node and push certificates, without a certificate and
 with one from another CA. It fails if any of them may do more or less than it should. It
-needs no permissions in the cluster, only the mounted Secrets.`,
+needs no permissions in the cluster, only the mounted Secrets.` + checkCodes,
 		Example: `  zarf-registry check tls --registry zarf-registry.zarf.svc:5000 --push-dir /etc/zarf-registry/push \
     --node-dir /etc/zarf-registry/node --credentials-dir /etc/zarf-registry/credentials`,
 		Args: cobra.NoArgs,
@@ -61,7 +66,7 @@ func (f *checkFlags) push() *cobra.Command {
 		Short: "Push a small image, pull it as a node does, and delete it",
 		Long: `push writes a small image with random content to the repository ` + probe.Repository + `, pulls it
 with a node's certificate, and deletes it. It needs no permissions in the cluster, only the
-mounted Secrets. Its blobs (20 KiB) stay on the volume until the next garbage collection.`,
+mounted Secrets. Its blobs (20 KiB) stay on the volume until the next garbage collection.` + checkCodes,
 		Example: `  zarf-registry check push --registry zarf-registry.zarf.svc:5000 --push-dir /etc/zarf-registry/push \
     --node-dir /etc/zarf-registry/node --credentials-dir /etc/zarf-registry/credentials`,
 		Args: cobra.NoArgs,

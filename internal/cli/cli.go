@@ -72,8 +72,8 @@ func execute(ctx context.Context, root *cobra.Command, stderr io.Writer) int {
 	began := false
 	noteBegin(root, &began)
 	if err := root.ExecuteContext(ctx); err != nil {
-		if _, printed := errors.AsType[*render.Silent](err); printed {
-			return exitcode.Failed
+		if silent, printed := errors.AsType[*render.Silent](err); printed {
+			return silent.Code
 		}
 		fmt.Fprintln(stderr, logging.Printable(fmt.Sprintf("Error: %v", err)))
 		if advice := cluster.Advice(err); advice != "" {
@@ -215,7 +215,10 @@ func newVersion() *cobra.Command {
 	return &cobra.Command{
 		Use:   "version",
 		Short: "Print the version",
-		Args:  cobra.NoArgs,
+		Long: `version prints the version of this program.
+
+Exit codes: 0 on success, 3 if the command line is invalid.`,
+		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			_, err := fmt.Fprintln(cmd.OutOrStdout(), version.Version)
 			return err

@@ -36,8 +36,8 @@ is off, or cannot start because the nodes of all healers were replaced at once.
 It changes only containers that run an injected program, and needs permission to list and patch
 pods, get ConfigMaps and create events in the namespace, and to get nodes.
 
-Exit codes: 0 if no pod is left that needs another image, 1 if one is or on failure, 3 if the
-command line is invalid.`,
+Exit codes: 0 if no pod is left that needs another image, 1 on failure, 3 if the command line is
+invalid, 4 if a pod is left.`,
 		Example: `  zarf-registry heal
   zarf-registry heal --dry-run --output json`,
 		Args: cobra.NoArgs,

@@ -9,8 +9,10 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/zarf-dev/zarf-registry/internal/cli/render"
 	"k8s.io/client-go/rest"
+
+	"github.com/zarf-dev/zarf-registry/internal/cli/render"
+	"github.com/zarf-dev/zarf-registry/internal/exitcode"
 )
 
 // pauseRules is the ConfigMap that says which images may be used.
@@ -89,7 +91,7 @@ func TestHeal(t *testing.T) {
 			if (err != nil) != (c.err != "") || err != nil && !strings.Contains(err.Error(), c.err) {
 				t.Errorf("%v, want %q", err, c.err)
 			}
-			if errors.As(err, new(*render.Silent)) != c.silent {
+			if silent, ok := errors.AsType[*render.Silent](err); ok != c.silent || ok && silent.Code != exitcode.Found {
 				t.Errorf("%v is explained by the output: %t", err, !c.silent)
 			}
 			if !strings.Contains(out, c.out) || patches != c.patches {

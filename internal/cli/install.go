@@ -70,8 +70,8 @@ installation or upgrade. It changes nothing. Each finding has a cause and a reme
 Without --registry-proxy and --registry-url the mode does not change; a new cluster gets
 nodeport mode, or proxy mode if node ports cannot work there.
 
-Exit codes: 0 on success, 1 on failure and if --dry-run finds blockers, 3 if the flags, the
-values or the cluster do not allow it.`,
+Exit codes: 0 on success, 1 on failure or timeout, 3 if the flags, the values or the cluster do
+not allow it, also with --dry-run.`,
 		Example: `  zarf-registry install --registry-proxy
   zarf-registry install --namespace zarf --values values.yaml --set registry.persistence.size=100Gi
   zarf-registry install --registry-proxy=false             # switch to nodeport mode
@@ -255,7 +255,7 @@ func (f *chartFlags) printPlan(w io.Writer, c *chart.Chart, plan *install.Plan) 
 		fmt.Fprintf(w, "\nblockers: %d, warnings: %d; no changes were made\n", blockers, len(plan.Findings)-blockers)
 	}
 	if blockers > 0 {
-		return &render.Silent{Err: fmt.Errorf("%d blockers", blockers)}
+		return &render.Silent{Code: exitcode.Refused, Err: fmt.Errorf("%d blockers", blockers)}
 	}
 	return nil
 }

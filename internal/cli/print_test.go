@@ -18,6 +18,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/cli/clitest"
 	"github.com/zarf-dev/zarf-registry/internal/cli/cmdflags"
 	"github.com/zarf-dev/zarf-registry/internal/cli/render"
+	"github.com/zarf-dev/zarf-registry/internal/exitcode"
 	"github.com/zarf-dev/zarf-registry/internal/hook/preflight"
 	"github.com/zarf-dev/zarf-registry/internal/install"
 	"github.com/zarf-dev/zarf-registry/internal/release/settings"
@@ -42,7 +43,7 @@ func TestPreflightIsPrintedWithCauseAndRemedy(t *testing.T) {
 	}}
 	var out bytes.Buffer
 	err := f.printPlan(&out, c, plan)
-	if _, ok := errors.AsType[*render.Silent](err); !ok {
+	if silent, ok := errors.AsType[*render.Silent](err); !ok || silent.Code != exitcode.Refused {
 		t.Errorf("a blocker gives the error %v", err)
 	}
 	golden.Check(t, "text", out.String())

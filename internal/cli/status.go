@@ -32,8 +32,8 @@ are reported and skipped.
 
 Columns:` + status.ColumnHelp(status.NodeColumns) + status.ColumnHelp(status.NodeConfigColumns) + `
 
-Exit codes: 0 if nothing needs attention, 1 if something does or on failure, 3 if the command
-line is invalid.`,
+Exit codes: 0 if nothing needs attention, 1 on failure, 3 if the command line is invalid, 4 if
+something needs attention.`,
 		Example: `  zarf-registry status
   zarf-registry status --output json | jq .next`,
 		Args: cobra.NoArgs,

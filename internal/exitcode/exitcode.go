@@ -8,14 +8,15 @@ import (
 )
 
 const (
-	// Failed means that the command ran and failed or ran out of time, so that a retry may succeed, or that it found
-	// what it looks for: problems, damage, missing images.
+	// Failed means that the command ran and failed or ran out of time, so that a retry may succeed.
 	Failed = 1
 	// Refused means that the command did nothing, because flags, configuration, the cluster or the
 	// node do not allow it. A retry would fail in the same way, so the chart's Jobs do not retry. It
 	// is not 2: the Go runtime exits with that after a panic, and when process 1 of a container gets a
 	// signal before it handles signals.
 	Refused = 3
+	// Found means that the command did its work and found what it looks for: problems, damage, missing images.
+	Found = 4
 )
 
 // Refusal is an error that a retry would hit again. Commands then exit with Refused.

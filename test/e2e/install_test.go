@@ -102,7 +102,7 @@ func (w *world) status(t *testing.T) (status.Report, string) {
 		err         error
 		out, errOut string
 	}{{report.Healthy, err, out, errOut}, {strings.Contains(text, ": healthy\n"), textErr, text, textErrOut}} {
-		if exit, _ := r.err.(*exec.ExitError); (exit != nil && exit.ExitCode() == 1) == r.healthy {
+		if exit, _ := r.err.(*exec.ExitError); (exit != nil && exit.ExitCode() == 4) == r.healthy {
 			t.Errorf("healthy is %t, exit code: %v: %s%s", r.healthy, r.err, r.out, r.errOut)
 		}
 	}

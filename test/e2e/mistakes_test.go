@@ -37,7 +37,7 @@ func TestMistakes(t *testing.T) {
 			[]string{"registry.persistence.size", "20Gi"}},
 	} {
 		must(t, name, func(t *testing.T) {
-			_, text := w.preflight(t, 1, append([]string{"--registry-proxy"}, c.sets...)...)
+			_, text := w.preflight(t, 3, append([]string{"--registry-proxy"}, c.sets...)...)
 			for _, word := range c.words {
 				if !strings.Contains(text, word) {
 					t.Errorf("zarf-registry install --dry-run does not report %q: %s", word, text)

@@ -24,7 +24,7 @@ func TestPreflight(t *testing.T) {
 	blocked := func(t *testing.T, words ...string) {
 		t.Helper()
 		before := w.everything(t)
-		_, text := w.preflight(t, 1, "--registry-proxy")
+		_, text := w.preflight(t, 3, "--registry-proxy")
 		for _, word := range words {
 			if !strings.Contains(text, word) {
 				t.Errorf("zarf-registry install --dry-run does not report %q", word)

@@ -51,7 +51,7 @@ func TestZarfMigration(t *testing.T) {
 	})
 	stop := m.pullLoop(t, "zarf-pull", m.password(t, "registry-readonly"))
 	must(t, "preflight names Zarf's Service", func(t *testing.T) {
-		_, text := m.preflight(t, 1, "--namespace", m.namespace, "--registry-proxy")
+		_, text := m.preflight(t, 3, "--namespace", m.namespace, "--registry-proxy")
 		if !strings.Contains(text, "Service "+namespace+"/"+zarfRegistry) ||
 			!strings.Contains(text, "docs/reference/zarf.md") {
 			t.Error("it does not")

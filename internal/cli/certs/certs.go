@@ -41,7 +41,9 @@ func newCA(f *clihook.Flags) *cobra.Command {
 them need these: container runtimes that use HTTPS on the loopback address
 (/etc/containers/certs.d/127.0.0.1:31999/ca.crt), skopeo, crane, curl.
 
-During a CA rotation it prints the previous and the new CA.`,
+During a CA rotation it prints the previous and the new CA.
+
+Exit codes: 0 on success, 1 on failure or timeout, 3 if the command line is invalid.`,
 		Example: `  zarf-registry certs ca
   zarf-registry certs ca > /etc/containers/certs.d/127.0.0.1:31999/ca.crt`,
 		Args: cobra.NoArgs,

@@ -32,8 +32,8 @@ to get and create pods/portforward.
 
 Fingerprints are SHA-256, in text shortened to 16 digits.
 
-Exit codes: 0 if nothing needs attention, 1 if something does or on failure, 3 if the command
-line is invalid.`,
+Exit codes: 0 if nothing needs attention, 1 on failure, 3 if the command line is invalid, 4 if
+something needs attention.`,
 		Example: `  zarf-registry certs show
   watch zarf-registry certs show
   zarf-registry certs show --output json | jq '.pods[] | select(.current | not)'`,

@@ -32,6 +32,11 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/release/settings"
 )
 
+// exitCodes ends the help of a Job's command.
+const exitCodes = `
+
+Exit codes: 0 on success, 1 on failure or timeout, 3 if a retry would fail in the same way.`
+
 // Flags are the flags of the commands that the chart's Jobs run, and of those that look after
 // certificates and credentials between upgrades.
 type Flags struct {
@@ -52,7 +57,7 @@ func (f *Flags) Prepare() *cobra.Command {
 		Long: `prepare runs before the chart is applied. It reads the saved state, checks for everything that
 would prevent the installation, creates certificates and credentials, writes the programs' payload
 into ConfigMaps and records the desired mode. It does not change what is already right, so it can
-run again at any time.`,
+run again at any time.` + exitCodes,
 		Example: `  zarf-registry prepare --settings "$(cat settings.json)"`,
 		Args:    cobra.NoArgs,
 		RunE:    func(cmd *cobra.Command, _ []string) error { return f.Run(cmd, (*hook.Hook).Prepare) },
@@ -68,7 +73,7 @@ func (f *Flags) Rollback() *cobra.Command {
 		Long: `rollback runs before helm rollback applies a revision, after prepare. A switch away from proxy mode keeps the
 proxies' DaemonSets, and Helm 3 refuses to take back objects that exist. So rollback deletes the DaemonSets without
 their pods, which go on serving, and Helm's new DaemonSets adopt them. It refuses where a volume claim is such an
-object.`,
+object.` + exitCodes,
 		Example: `  zarf-registry rollback --settings "$(cat settings.json)"`,
 		Args:    cobra.NoArgs,
 		RunE:    func(cmd *cobra.Command, _ []string) error { return f.Run(cmd, (*hook.Hook).Rollback) },
@@ -84,7 +89,7 @@ func (f *Flags) Finish() *cobra.Command {
 		Long: `finish runs after the chart is applied. It waits for the registry and the proxies, pushes the
 project's own images into the registry, waits until nodes are configured, and runs a pod on every
 node whose image is pulled through the loopback address. Only then does it record the mode as
-current and remove what the previous mode left.`,
+current and remove what the previous mode left.` + exitCodes,
 		Example: `  zarf-registry finish --settings "$(cat settings.json)"`,
 		Args:    cobra.NoArgs,
 		RunE:    func(cmd *cobra.Command, _ []string) error { return f.Run(cmd, (*hook.Hook).Finish) },
@@ -98,7 +103,7 @@ func (f *Flags) Cleanup() *cobra.Command {
 		Use:   "cleanup",
 		Short: "Remove everything that prepare and finish created, except the registry's data",
 		Long: `cleanup runs before the release is uninstalled. After helm uninstall --no-hooks, run it by hand: the
-name of the release replaces the settings of the chart.`,
+name of the release replaces the settings of the chart.` + exitCodes,
 		Example: `  zarf-registry cleanup --namespace zarf`,
 		Args:    cobra.NoArgs,
 		RunE:    func(cmd *cobra.Command, _ []string) error { return f.Run(cmd, (*hook.Hook).Cleanup) },

@@ -30,7 +30,9 @@ func newStoreInfo(global *cmdflags.Global) *cobra.Command {
 		Use:   "info",
 		Short: "Show the directory and size of the local store",
 		Long: `info shows the directory of the store, its size, and the size of interrupted downloads, which a
-later run resumes. It removes nothing.`,
+later run resumes. It removes nothing.
+
+Exit codes: 0 on success, 1 on failure, 3 if the command line is invalid.`,
 		Example: `  zarf-registry images store info
   zarf-registry images store info --output json | jq .bytes`,
 		Args: cobra.NoArgs,
@@ -65,7 +67,9 @@ func newStorePrune(global *cmdflags.Global) *cobra.Command {
 		Short: "Remove the least recently used blobs from the local store",
 		Long: `prune removes blobs and interrupted downloads from the local store, the least recently used first,
 down to a size or, without --size, all. It may remove a blob that another process is about to use;
-that process downloads it again. Downloads in progress are kept.`,
+that process downloads it again. Downloads in progress are kept.
+
+Exit codes: 0 on success, 1 on failure, 3 if the command line is invalid.`,
 		Example: `  zarf-registry images store prune --size 5GB
   zarf-registry images store prune`,
 		Args: cobra.NoArgs,

@@ -12,11 +12,15 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/zarf-dev/zarf-registry/internal/api/space"
+	"github.com/zarf-dev/zarf-registry/internal/exitcode"
 	"github.com/zarf-dev/zarf-registry/internal/logging"
 )
 
 // Silent is an error that the output already explains; it is not printed.
-type Silent struct{ Err error }
+type Silent struct {
+	Code int // of the exit
+	Err  error
+}
 
 func (e *Silent) Error() string { return e.Err.Error() }
 
@@ -31,7 +35,7 @@ const (
 func IsData(output string) bool { return output == FormatJSON || output == FormatYAML }
 
 // Report writes a report as data or, with write, as text. If next is not empty, it returns
-// an error without a message, for the exit code.
+// a [Silent] error with [exitcode.Found].
 func Report[R any](w io.Writer, output string, report R, write func(io.Writer, R) error, next []string) error {
 	w = logging.PrintableWriter(w)
 	if IsData(output) {
@@ -41,7 +45,7 @@ func Report[R any](w io.Writer, output string, report R, write func(io.Writer, R
 		return err
 	}
 	if len(next) > 0 {
-		return &Silent{fmt.Errorf("%d problems", len(next))}
+		return &Silent{exitcode.Found, fmt.Errorf("%d problems", len(next))}
 	}
 	return nil
 }

@@ -67,8 +67,8 @@ kube-system, whose images come with the nodes (--exclude-namespace).
 --output list prints the missing references for zarf-registry images pull -f. Those that name
 only the registry itself are comments: where their images come from is not known.
 
-Exit codes: 0 if nothing is missing, 1 if something is or on failure, 3 if nothing was tried,
-because the command line or a manifest is invalid.`,
+Exit codes: 0 if nothing is missing, 1 on failure, 3 if the command line or a manifest is
+invalid, 4 if an image is missing.`,
 		Example: `  helm template shop ./shop | zarf-registry images missing -
   zarf-registry images missing -o list > images.txt
   zarf-registry images pull -f images.txt --out images.tar   # outside

@@ -24,6 +24,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/cli/clitest"
 	"github.com/zarf-dev/zarf-registry/internal/cli/cmdflags"
 	"github.com/zarf-dev/zarf-registry/internal/cli/render"
+	"github.com/zarf-dev/zarf-registry/internal/exitcode"
 	"github.com/zarf-dev/zarf-registry/internal/images/graph"
 	"github.com/zarf-dev/zarf-registry/internal/images/name"
 	"github.com/zarf-dev/zarf-registry/internal/images/workloads"
@@ -145,7 +146,7 @@ quay.io/team/single:1                            not for linux/arm64  Pod p0
 quay.io/team/sidecar:1                           no                   Pod p4 (argument --image)
 5 of 7 images missing; possibly 1 more, named only in arguments or environment variables
 `)
-	if _, quiet := errors.AsType[*render.Silent](err); !quiet {
+	if silent, ok := errors.AsType[*render.Silent](err); !ok || silent.Code != exitcode.Found {
 		t.Errorf("the error is %v", err)
 	}
 

@@ -48,8 +48,8 @@ run continues where it ended.
 
 zarf-registry status shows the problems of the last complete run that were not repaired since.
 
-Exit codes: 0 if all content is intact, 1 if some is not or verify failed, 3 if the command
-line is invalid.`,
+Exit codes: 0 if all content is intact, 1 on failure, 3 if the command line is invalid, 4 if
+content is damaged.`,
 		Example: `  zarf-registry images verify
   zarf-registry images verify --rate 200M
   zarf-registry images verify --output json | jq -r '.problems[].images[] | .repository + ":" + .tag'`,
