@@ -164,7 +164,7 @@ func TestBadInputIsRefusedWithOneClearLine(t *testing.T) {
 	for _, c := range []struct{ flag, want, commands string }{
 		{"", "--kubeconfig or KUBECONFIG", "cleanup, install, install --dry-run, uninstall, status, heal, " +
 			"support-bundle, certs show, certs ca, certs renew, certs rotate --ca, credentials rotate pull"},
-		{"--output=wide", `invalid --output "wide"`, "install, status, heal, support-bundle, certs show, " +
+		{"--output=wide", "want table, json", "install, status, heal, support-bundle, certs show, " +
 			"garbage-collect, images verify"},
 		{"--namespace=Not_One", `invalid namespace "Not_One"`, "cleanup, install, status, heal, certs renew, " +
 			"garbage-collect, images browse, images verify"},

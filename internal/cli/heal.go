@@ -2,7 +2,6 @@ package cli
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"strings"
@@ -56,7 +55,7 @@ type healed struct {
 }
 
 func (f *healFlags) run(cmd *cobra.Command) error {
-	if err := errors.Join(f.cluster.Validate(), cmdflags.ValidOutput(f.output)); err != nil {
+	if err := f.cluster.Validate(); err != nil {
 		return &exitcode.Refusal{Err: err}
 	}
 	config, _, err := cluster.Connect(f.cluster.Access)
@@ -100,7 +99,7 @@ func (f *healFlags) heal(ctx context.Context, client *heal.Client, stdout io.Wri
 	if failed != nil && len(pods) == 0 {
 		return failed
 	}
-	err = render.Report(stdout, f.output, healed{DryRun: f.dryRun, Pods: pods}, printHealed, left)
+	err = render.Report(stdout, f.output, render.HealedPods, healed{DryRun: f.dryRun, Pods: pods}, printHealed, left)
 	if failed != nil {
 		return failed
 	}

@@ -2,7 +2,6 @@ package cli
 
 import (
 	"bytes"
-	"encoding/json"
 	"errors"
 	"net/http"
 	"net/http/httptest"
@@ -11,6 +10,7 @@ import (
 
 	"k8s.io/client-go/rest"
 
+	"github.com/zarf-dev/zarf-registry/internal/cli/clitest"
 	"github.com/zarf-dev/zarf-registry/internal/cli/render"
 	"github.com/zarf-dev/zarf-registry/internal/exitcode"
 )
@@ -52,10 +52,8 @@ func TestHeal(t *testing.T) {
 			"no pod of the release needs another image\n", "", false},
 		"a pod is healed": {healFlags{output: "table"}, pod, images, 0, 1,
 			"p healed: node n1 does not have image a/pause:1: replaced with b/pause:2, which it has\n", "", false},
-		"dry": {healFlags{output: "table", dryRun: true}, pod, images, 0, 1, "p would be healed: ", "", false},
-		"as JSON": {healFlags{output: "json"}, pod, images, 0, 1, `"action": "replace",
-      "previousImage": "a/pause:1",
-      "image": "b/pause:2",`, "", false},
+		"dry":     {healFlags{output: "table", dryRun: true}, pod, images, 0, 1, "p would be healed: ", "", false},
+		"as JSON": {healFlags{output: "json"}, pod, images, 0, 1, "", "", false},
 		"a pod that changes all the time": {healFlags{output: "table"}, pod, images, 422, 10, "run the command again",
 			"1 problems", true},
 		"no right": {healFlags{output: "table"}, pod, images, 403, 1, "", "policy says no (HTTP 403)", false},
@@ -104,8 +102,8 @@ func TestHeal(t *testing.T) {
 			if events != want {
 				t.Errorf("%d events, want %d", events, want)
 			}
-			if c.flags.output == "json" && !json.Valid([]byte(out)) {
-				t.Errorf("invalid JSON: %s", out)
+			if c.flags.output == "json" {
+				clitest.JSON(t, render.HealedPods, out)
 			}
 		})
 	}

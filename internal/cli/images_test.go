@@ -32,6 +32,7 @@ import (
 	"github.com/sirupsen/logrus"
 
 	"github.com/zarf-dev/zarf-registry/internal/cli/clitest"
+	"github.com/zarf-dev/zarf-registry/internal/cli/render"
 	"github.com/zarf-dev/zarf-registry/internal/exitcode"
 	"github.com/zarf-dev/zarf-registry/test/dockerdaemontest"
 )
@@ -271,12 +272,12 @@ func TestImagesGoFromRegistryToArchiveToRegistry(t *testing.T) {
 		}
 	}
 
-	var again []map[string]any
+	var again render.List[map[string]any]
 	if err := json.Unmarshal([]byte(c.pipe("a long secret", append(push, "--output", "json")...)), &again); err != nil {
 		t.Fatal(err)
 	}
-	for _, result := range again {
-		if result["bytesSent"] != 0.0 || result["bytesSkipped"] == 0.0 || len(again) != 2 {
+	for _, result := range again.Items {
+		if result["bytesSent"] != 0.0 || result["bytesSkipped"] == 0.0 || len(again.Items) != 2 {
 			t.Errorf("the second push says %v", again)
 		}
 	}
@@ -303,6 +304,7 @@ func TestResultsAsJSON(t *testing.T) {
 	c := newImageCommand(t, nil)
 	from, to := newTestRegistry(t, false, "", ""), newTestRegistry(t, false, "", "")
 	digest := from.put(t, "app:1", runtime.GOARCH)
+	bytes := regexp.MustCompile(`"bytes(Sent|Received)": [0-9]{4,5}`)
 	for name, args := range map[string][]string{
 		"pull to a layout": {"pull", from.host() + "/app:1", "--out", filepath.Join(c.home, "layout"), "--plain-http",
 			"--no-store"},
@@ -311,30 +313,12 @@ func TestResultsAsJSON(t *testing.T) {
 		"copy": {"copy", from.host() + "/app:1", "--to", to.host(), "--plain-http", "--from-plain-http", "--no-store"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			var results []struct {
-				Image, Reference, Digest               string
-				BlobsSent, BlobsMounted, BlobsSkipped  *int
-				BytesSent, BytesReceived, BytesSkipped *int64
-				Seconds                                *float64
-			}
-			out := c.run(append(args, "--output", "json")...)
-			decoder := json.NewDecoder(strings.NewReader(out))
-			decoder.DisallowUnknownFields()
-			if err := decoder.Decode(&results); err != nil || len(results) != 1 {
-				t.Fatalf("%v:\n%s", err, out)
-			}
-			r := results[0]
-			where := from.host()
+			out := bytes.ReplaceAllString(golden(t, c.run(append(args, "--output", "json")...), from.host(), "FROM",
+				to.host(), "TO", digest, "sha256:APP"), `"bytes$1": 10000`)
 			if name == "copy" {
-				where = to.host()
-			}
-			if r.Image != from.host()+"/app:1" || r.Reference != where+"/app:1" || r.Digest != digest || r.Seconds == nil ||
-				*r.Seconds <= 0 {
+				clitest.JSON(t, render.TransferList, out)
+			} else if !strings.Contains(out, `"reference": "FROM/app:1"`) || !strings.Contains(out, `"bytesReceived": 10000`) {
 				t.Errorf("it says\n%s", out)
-			}
-			if r.BytesReceived == nil || *r.BytesReceived+*r.BytesSkipped < 8192 || r.BytesSent == nil || name == "copy" &&
-				*r.BytesSent < 8192 || name != "copy" && *r.BytesSent != 0 {
-				t.Errorf("the bytes do not add up:\n%s", out)
 			}
 		})
 	}
@@ -604,43 +588,51 @@ func TestListShowsWhatIsThere(t *testing.T) {
 	bytes := regexp.MustCompile(`"size": [0-9]{4,5}`)
 	out := golden(t, c.pipe("secret", append(from, "--output", "json")...), reg.host(), "HOST", index, "sha256:INDEX",
 		single, "sha256:SINGLE")
-	clitest.Same(t, "list --output json", bytes.ReplaceAllString(out, `"size": 1`), `[
-  {
-    "reference": "HOST/team/multi:1",
-    "digest": "sha256:INDEX",
-    "mediaType": "application/vnd.oci.image.index.v1+json",
-    "platforms": [
-      "linux/amd64",
-      "linux/arm64"
-    ],
-    "size": 1
-  },
-  {
-    "reference": "HOST/team/single:2",
-    "digest": "sha256:SINGLE",
-    "mediaType": "application/vnd.docker.distribution.manifest.v2+json",
-    "platforms": [
-      "linux/amd64"
-    ],
-    "size": 1
-  }
-]
+	clitest.Same(t, "list --output json", bytes.ReplaceAllString(out, `"size": 1`), `{
+  "apiVersion": "registry.zarf.dev/v1",
+  "kind": "ImageList",
+  "items": [
+    {
+      "reference": "HOST/team/multi:1",
+      "digest": "sha256:INDEX",
+      "mediaType": "application/vnd.oci.image.index.v1+json",
+      "platforms": [
+        "linux/amd64",
+        "linux/arm64"
+      ],
+      "size": 1
+    },
+    {
+      "reference": "HOST/team/single:2",
+      "digest": "sha256:SINGLE",
+      "mediaType": "application/vnd.docker.distribution.manifest.v2+json",
+      "platforms": [
+        "linux/amd64"
+      ],
+      "size": 1
+    }
+  ]
+}
 `)
 
 	out = golden(t, c.run("list", archive, "--output", "json"), reg.host(), "HOST", single, "sha256:SINGLE", archive,
 		"ARCHIVE")
-	clitest.Same(t, "list of a source", bytes.ReplaceAllString(out, `"size": 1`), `[
-  {
-    "source": "ARCHIVE",
-    "reference": "HOST/team/single:2",
-    "digest": "sha256:SINGLE",
-    "mediaType": "application/vnd.docker.distribution.manifest.v2+json",
-    "platforms": [
-      "linux/amd64"
-    ],
-    "size": 1
-  }
-]
+	clitest.Same(t, "list of a source", bytes.ReplaceAllString(out, `"size": 1`), `{
+  "apiVersion": "registry.zarf.dev/v1",
+  "kind": "ImageList",
+  "items": [
+    {
+      "source": "ARCHIVE",
+      "reference": "HOST/team/single:2",
+      "digest": "sha256:SINGLE",
+      "mediaType": "application/vnd.docker.distribution.manifest.v2+json",
+      "platforms": [
+        "linux/amd64"
+      ],
+      "size": 1
+    }
+  ]
+}
 `)
 	nameless := filepath.Join(c.home, "nameless")
 	path, err := layout.Write(nameless, empty.Index)
@@ -650,6 +642,7 @@ func TestListShowsWhatIsThere(t *testing.T) {
 	if err := path.AppendImage(randomImage(t, "arm64")); err != nil {
 		t.Fatal(err)
 	}
+	clitest.Same(t, "names", c.run("list", archive, nameless, "--output", "name"), reg.host()+"/team/single:2\n")
 	text = c.run("list", archive, nameless)
 	if lines := strings.Split(text, "\n"); len(lines) != 4 || !strings.HasPrefix(lines[0], "SOURCE ") ||
 		!strings.HasPrefix(lines[2], nameless+" ") || !strings.Contains(lines[2], "  -  ") {
@@ -657,7 +650,8 @@ func TestListShowsWhatIsThere(t *testing.T) {
 	}
 
 	clitest.Same(t, "list of an empty registry", c.run("list", "--plain-http", "--output", "json", "--from",
-		newTestRegistry(t, false, "", "").host()), "[]\n")
+		newTestRegistry(t, false, "", "").host()),
+		"{\n  \"apiVersion\": \"registry.zarf.dev/v1\",\n  \"kind\": \"ImageList\",\n  \"items\": []\n}\n")
 	clitest.Same(t, "list of an empty registry", c.run("list", "--plain-http", "--from", newTestRegistry(t, false, "", "").host()),
 		"REFERENCE  DIGEST  PLATFORMS  SIZE\n")
 }
@@ -688,14 +682,9 @@ func TestTheCacheIsLookedAfter(t *testing.T) {
 	c.run("pull", from.host()+"/app:1", "--plain-http", "--out", filepath.Join(c.home, "out.tar"))
 	store := filepath.Join(c.home, "store")
 
-	var info struct {
-		Dir          string
-		Blobs, Bytes int
-	}
-	if err := json.Unmarshal([]byte(c.run("store", "info", "--output", "json")), &info); err != nil || info.Dir != store ||
-		info.Blobs != 4 || info.Bytes < 8192 {
-		t.Errorf("info is %+v, %v", info, err)
-	}
+	bytes := regexp.MustCompile(`"bytes": [0-9]{4,5}`)
+	clitest.JSON(t, render.BlobStore, bytes.ReplaceAllString(strings.ReplaceAll(c.run("store", "info", "--output", "json"),
+		store, "/store"), `"bytes": 10000`))
 	if out := c.run("store", "info"); !strings.HasPrefix(out, "directory              "+store+
 		"\nblobs                  4 (") || !strings.Contains(out, "\ninterrupted downloads  0\n") {
 		t.Errorf("info prints\n%s", out)
@@ -704,14 +693,7 @@ func TestTheCacheIsLookedAfter(t *testing.T) {
 		!strings.HasSuffix(out, "left                           0 B\n") {
 		t.Errorf("prune --size prints\n%s", out)
 	}
-	clitest.Same(t, "prune --output json", c.run("store", "prune", "--output", "json"), `{
-  "blobs": 0,
-  "bytes": 0,
-  "partialDownloads": 0,
-  "partialBytes": 0,
-  "remainingBytes": 0
-}
-`)
+	clitest.JSON(t, render.BlobStorePruned, c.run("store", "prune", "--output", "json"))
 }
 
 func TestTheCacheIsWhereUsersWantIt(t *testing.T) {
@@ -806,7 +788,7 @@ func TestImagesRefuseWhatCannotBeRight(t *testing.T) {
 		"a size without a unit": {pull("--store-size", "20XB"),
 			`invalid argument "20XB" for "--store-size" flag: want a size such as 20GB, 1.5TB or 500MiB`},
 		"an unknown flag":       {pull("--colour"), "unknown flag: --colour"},
-		"an unknown output":     {pull("--output", "xml"), `invalid --output "xml": want table, json or yaml`},
+		"an unknown output":     {pull("--output", "xml"), `invalid argument "xml" for "-o, --output" flag: want table, json or yaml; --out names the file`},
 		"an unknown log format": {push("--log-format", "xml"), `invalid --log-format "xml": want json, text or auto`},
 		"a namespace":           {push("-n", "Not_One"), `invalid namespace "Not_One": want a DNS label`},
 		"a release":             {duplicate("--release", "Not One"), `invalid release name "Not One"`},
@@ -894,7 +876,7 @@ func TestImagesRefuseWhatCannotBeRight(t *testing.T) {
 			`image reference "docker-daemon:": has no name after the colon: want one as in docker-daemon:nginx:1.27`},
 		"an engine to list": {[]string{"list", "docker-daemon:"},
 			`image reference "docker-daemon:": has no name after the colon: want one as in docker-daemon:nginx:1.27`},
-		"an output for the local store": {[]string{"store", "info", "--output", "wide"}, `invalid --output "wide": want table, json or yaml`},
+		"an output for the local store": {[]string{"store", "info", "--output", "wide"}, `invalid argument "wide" for "-o, --output" flag: want table, json or yaml`},
 	} {
 		t.Run(name, func(t *testing.T) {
 			c.t = t
@@ -961,7 +943,7 @@ func TestInvalidSearchesAreRefused(t *testing.T) {
 		{[]string{values}, values + ": document 1: not a Kubernetes manifest"},
 		{[]string{values + "x"}, "no such file"},
 		{[]string{"-"}, "no Kubernetes manifest in -"},
-		{[]string{"--output=xml"}, "want table, json, yaml or list"},
+		{[]string{"--output=xml"}, "want table, json, yaml or name"},
 		{[]string{"--platform=amd64"}, "--platform"},
 		{[]string{"--prefix=A"}, "prefix"},
 		{[]string{"--namespace=A"}, "amespace"},

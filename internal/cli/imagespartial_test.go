@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/zarf-dev/zarf-registry/internal/cli/render"
 	"github.com/zarf-dev/zarf-registry/internal/exitcode"
 )
 
@@ -51,9 +52,9 @@ func TestOneBadImageStopsNoOther(t *testing.T) {
 	}
 	_, out := c.fails(exitcode.Failed, "", append([]string{"copy", "--from-plain-http", "--plain-http", "--to", to.host(),
 		"--retries", "0", "--output", "json"}, refs...)...)
-	var results []struct{ Reference string }
-	if err := json.Unmarshal([]byte(out), &results); err != nil || len(results) != 2 ||
-		results[1].Reference != to.host()+"/cc:1" {
+	var results render.List[struct{ Reference string }]
+	if err := json.Unmarshal([]byte(out), &results); err != nil || len(results.Items) != 2 ||
+		results.Items[1].Reference != to.host()+"/cc:1" {
 		t.Errorf("JSON is %s (%v)", out, err)
 	}
 	for _, source := range []string{archive, layout} {

@@ -106,7 +106,7 @@ func (f *chartFlags) register(cmd *cobra.Command) {
 // Validate rejects flags that are wrong in any cluster.
 func (f *chartFlags) validate() error {
 	named := settings.Settings{Namespace: f.Namespace, Release: f.release, Name: names.Chart}
-	errs := []error{named.ValidateRelease(), cmdflags.ValidOutput(f.output)}
+	errs := []error{named.ValidateRelease()}
 	// Helm would look for the release elsewhere.
 	if d := os.Getenv("HELM_DRIVER"); d != "" && d != "secret" && d != "secrets" {
 		errs = append(errs,
@@ -237,7 +237,7 @@ func (f *chartFlags) printPlan(w io.Writer, c *chart.Chart, plan *install.Plan) 
 		printed := printedPlan{Mode: plan.Settings.Mode, Address: plan.Settings.Address,
 			Findings: append([]preflight.Finding{}, plan.Findings...),
 			Upgrade:  plan.Upgrade, Chart: c.Metadata.Version, Manifest: plan.Manifest}
-		if err := render.Data(w, f.output, printed); err != nil {
+		if err := render.Data(w, f.output, render.InstallationPlan, printed); err != nil {
 			return err
 		}
 	} else {
@@ -274,7 +274,7 @@ func printFindings(w io.Writer, findings []preflight.Finding) {
 // indented aligns the second and later lines of a text with its first.
 func indented(text string) string { return strings.ReplaceAll(text, "\n", "\n          ") }
 
-// printedResult is what install prints as JSON.
+// printedResult is what install prints as data.
 type printedResult struct {
 	Namespace  string     `json:"namespace"`
 	Release    string     `json:"release"`
@@ -314,7 +314,7 @@ func (f *chartFlags) printResult(w io.Writer, result *install.Result) error {
 		printed.PullSecret = o.Name + names.SuffixPull
 	}
 	if render.IsData(f.output) {
-		return render.Data(w, f.output, printed)
+		return render.Data(w, f.output, render.Installation, printed)
 	}
 	return resultText.Execute(w, struct {
 		printedResult

@@ -56,19 +56,10 @@ func TestPreflightIsPrintedWithCauseAndRemedy(t *testing.T) {
 
 	out.Reset()
 	f.output = "json"
-	plan.Findings = nil
 	if err := f.printPlan(&out, c, plan); err != nil {
 		t.Fatal(err)
 	}
-	clitest.Same(t, "JSON", out.String(), `{
-  "mode": "proxy",
-  "address": "127.0.0.1:31999",
-  "findings": [],
-  "upgrade": false,
-  "chart": "0.1.0",
-  "manifest": "kind: A\n"
-}
-`)
+	clitest.JSON(t, render.InstallationPlan, out.String())
 }
 
 func TestTheResultSaysHowToPushAndPull(t *testing.T) {
@@ -104,6 +95,9 @@ func TestTheResultSaysHowToPushAndPull(t *testing.T) {
 			}
 			if _, needs := printed["pullSecret"]; needs != (name == "nodeport") {
 				t.Errorf("JSON: %v", printed)
+			}
+			if name == "nodeport" {
+				clitest.JSON(t, render.Installation, out.String())
 			}
 		})
 	}
@@ -175,6 +169,7 @@ func TestStatusIsPrintedAsATable(t *testing.T) {
 		{Node: "n4", Effect: status.EffectUnknown, Message: "no report"},
 	}
 	golden.Check(t, "with node configuration", clitest.Text(t, printStatus, r))
+	clitest.JSON(t, render.Status, clitest.Data(t, render.Status, r))
 	r.NodeConfig = nil
 
 	use := &reloadstatus.CacheReport{Size: 10_000_000_000, Used: 1_500_000_000, Hits: 900, Misses: 100}

@@ -1,7 +1,6 @@
 package cli
 
 import (
-	"errors"
 	"fmt"
 	"io"
 	"strings"
@@ -45,7 +44,7 @@ something needs attention.`,
 }
 
 func (f *statusFlags) run(cmd *cobra.Command) error {
-	if err := errors.Join(f.Validate(), cmdflags.ValidOutput(f.output)); err != nil {
+	if err := f.Validate(); err != nil {
 		return &exitcode.Refusal{Err: err}
 	}
 	config, client, err := cluster.Connect(f.Access)
@@ -56,7 +55,7 @@ func (f *statusFlags) run(cmd *cobra.Command) error {
 	if err != nil {
 		return err
 	}
-	return render.Report(cmd.OutOrStdout(), f.output, report, printStatus, report.Next)
+	return render.Report(cmd.OutOrStdout(), f.output, render.Status, report, printStatus, report.Next)
 }
 
 // printStatus writes the report as text.

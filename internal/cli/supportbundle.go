@@ -80,7 +80,7 @@ Exit codes: 0 if the archive was written, 1 if not, 3 if the command line is inv
 
 // check rejects flags that are wrong in any cluster.
 func (f *bundleFlags) check() error {
-	errs := []error{f.Validate(), cmdflags.ValidOutput(f.output)}
+	errs := []error{f.Validate()}
 	if f.since < 0 || f.since > 0 && f.since < time.Second {
 		errs = append(errs, fmt.Errorf("invalid --since %s: want at least 1s", f.since))
 	}
@@ -127,7 +127,7 @@ func (f *bundleFlags) run(cmd *cobra.Command) error {
 	if err != nil {
 		return fmt.Errorf("writing the support bundle: %w", err)
 	}
-	return render.Report(cmd.OutOrStdout(), f.output, *written, printBundle, nil)
+	return render.Report(cmd.OutOrStdout(), f.output, render.SupportBundle, *written, printBundle, nil)
 }
 
 // bundle is what support-bundle prints as JSON.
@@ -194,7 +194,7 @@ func (f *bundleFlags) reports(stderr io.Writer, config *rest.Config, client kube
 			if report == nil {
 				return nil // status.txt is missing, too
 			}
-			return render.JSON(w, report)
+			return render.Data(w, render.FormatJSON, render.Status, report)
 		}},
 		{Name: "preflight.txt", Write: func(ctx context.Context, w io.Writer) error {
 			return f.writePreflight(ctx, client, w, stderr)

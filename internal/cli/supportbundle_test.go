@@ -12,6 +12,7 @@ import (
 	"k8s.io/client-go/kubernetes/fake"
 
 	"github.com/zarf-dev/zarf-registry/internal/cli/clitest"
+	"github.com/zarf-dev/zarf-registry/internal/cli/render"
 	"github.com/zarf-dev/zarf-registry/internal/status/support"
 )
 
@@ -29,6 +30,8 @@ func TestTheBundleSaysWhatItLacks(t *testing.T) {
 			clitest.Same(t, "text", clitest.Text(t, printBundle, c.bundle), c.want)
 		})
 	}
+	clitest.JSON(t, render.SupportBundle, clitest.Data(t, render.SupportBundle,
+		bundle{"b.tar.gz", 12345, &support.Result{Files: files, Missing: []string{"events.txt: no"}}}))
 }
 
 func TestAnInterruptedBundleReplacesNoFile(t *testing.T) {

@@ -156,14 +156,14 @@ func runHook(t *testing.T, hook, command string, args ...string) result {
 	cmd.Stdin = strings.NewReader(password)
 	var stdout, stderr bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &stdout, &stderr
-	var results []result
+	var results struct{ Items []result }
 	if err := cmd.Run(); err != nil {
 		t.Fatalf("zarf-registry images %s: %v\n%s", command, err, &stderr)
 	}
-	if err := json.Unmarshal(stdout.Bytes(), &results); err != nil || len(results) != 1 {
+	if err := json.Unmarshal(stdout.Bytes(), &results); err != nil || len(results.Items) != 1 {
 		t.Fatalf("zarf-registry images %s printed %s: %v", command, &stdout, err)
 	}
-	return results[0]
+	return results.Items[0]
 }
 
 // pod is a program that the loader starts from files such as a kubelet writes for a projected volume.

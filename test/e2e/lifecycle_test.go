@@ -44,16 +44,18 @@ func testLifecycle(t *testing.T, w *world) {
 		return errOut
 	}
 
-	var listed []struct {
-		Reference      string
-		Size, Unshared int64
-		Pushed         time.Time
-		Platforms      []string
-		UsedBy         []string
+	var listed struct {
+		Items []struct {
+			Reference      string
+			Size, Unshared int64
+			Pushed         time.Time
+			Platforms      []string
+			UsedBy         []string
+		}
 	}
 	decode(t, output(t, w.command(t, w.hook, "images", "list", "--untagged", "--output=json")), &listed)
 	found := 0
-	for _, image := range listed {
+	for _, image := range listed.Items {
 		name, ours := strings.CutPrefix(image.Reference, w.address+"/life/")
 		if !ours {
 			continue

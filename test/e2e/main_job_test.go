@@ -214,12 +214,14 @@ func testInterruptedPush(t *testing.T, w *world) {
 // pushed pushes an archive, and returns how many bytes were sent and how many the registry had.
 func (w *world) pushed(t *testing.T, archive string) (sent, skipped int64) {
 	t.Helper()
-	var results []struct{ BytesSent, BytesSkipped int64 }
+	var results struct {
+		Items []struct{ BytesSent, BytesSkipped int64 }
+	}
 	if err := json.Unmarshal([]byte(output(t, w.command(t, w.hook, "images", "push", "-o", "json", archive))),
 		&results); err != nil {
 		t.Fatal(err)
 	}
-	for _, r := range results {
+	for _, r := range results.Items {
 		sent, skipped = sent+r.BytesSent, skipped+r.BytesSkipped
 	}
 	return sent, skipped
@@ -283,13 +285,13 @@ func testCopyAndList(t *testing.T, w *world) {
 	if got := output(t, w.command(t, w.hook, args...)); got != want {
 		t.Errorf("copy printed %q, want %q", got, want)
 	}
-	var listed []struct{ Reference string }
+	var listed struct{ Items []struct{ Reference string } }
 	if err := json.Unmarshal([]byte(output(t, w.command(t, w.hook, "images", "list", "-o", "json", "--store-dir",
 		t.TempDir()))), &listed); err != nil {
 		t.Fatal(err)
 	}
 	var found []string
-	for _, image := range listed {
+	for _, image := range listed.Items {
 		found = append(found, image.Reference)
 	}
 	for line := range strings.Lines(want) {
@@ -316,11 +318,11 @@ func testPushOutlivesPod(t *testing.T, w *world) {
 	if err := push.Wait(); err != nil {
 		t.Fatalf("%v: %s", err, errOut.String())
 	}
-	var results []struct{ BytesSent int64 }
-	if err := json.Unmarshal(out.Bytes(), &results); err != nil || len(results) != 1 {
+	var results struct{ Items []struct{ BytesSent int64 } }
+	if err := json.Unmarshal(out.Bytes(), &results); err != nil || len(results.Items) != 1 {
 		t.Fatalf("%v: %s", err, out.String())
 	}
-	sent := results[0].BytesSent
+	sent := results.Items[0].BytesSent
 	t.Logf("figure: %.1f MB sent of an image of %.1f MB and a program; output:\n%s", float64(sent)/1e6, float64(size)/1e6,
 		errOut.String())
 	// Whatever the API server had buffered is lost with the pod, which on a busy machine can be any

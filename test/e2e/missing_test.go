@@ -60,7 +60,7 @@ func testMissing(t *testing.T, w *world) {
 		"not for linux/riscv64") {
 		t.Error("it does not name the platform that is missing")
 	}
-	bring(w.missing(t, 4, "--output=list", manifest))
+	bring(w.missing(t, 4, "--output=name", manifest))
 	w.missing(t, 0, "--all", manifest)
 	w.runsEverywhere(t, "absent", w.address+"/missing/absent:1")
 
@@ -78,7 +78,7 @@ func testMissing(t *testing.T, w *world) {
 		t.Errorf("of the cluster's workloads, it lists %+v", report)
 	}
 	w.missing(t, 0, "--exclude-namespace=kube-system,"+workloads)
-	bring(w.missing(t, 4, "--output=list"))
+	bring(w.missing(t, 4, "--output=name"))
 	w.missing(t, 0)
 
 	// Charts that many people install.
@@ -93,5 +93,5 @@ func testMissing(t *testing.T, w *world) {
 			t.Errorf("%s needs other images than %s", name, want)
 		}
 	}
-	w.missing(t, 4, "--output=list", charts)
+	w.missing(t, 4, "--output=name", charts)
 }

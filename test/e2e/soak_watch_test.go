@@ -310,12 +310,12 @@ func (p *pusher) push(ctx context.Context, number uint64) (soak.Attempt, acknowl
 			}
 			err = fmt.Errorf("%w: %s", err, strings.Join(lines, "\n"))
 		} else {
-			var results []images.Result
-			if e := json.Unmarshal([]byte(out), &results); e != nil || len(results) != 1 ||
-				results[0].Digest.String() != image.Manifest {
+			var results struct{ Items []images.Result }
+			if e := json.Unmarshal([]byte(out), &results); e != nil || len(results.Items) != 1 ||
+				results.Items[0].Digest.String() != image.Manifest {
 				a.Corrupt, err = true, fmt.Errorf("want digest %s, but init-hook printed %s", image.Manifest, out)
 			} else {
-				a.Bytes = results[0].BytesSent
+				a.Bytes = results.Items[0].BytesSent
 			}
 		}
 	}

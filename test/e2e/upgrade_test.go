@@ -66,13 +66,18 @@ func TestUpgrade(t *testing.T) {
 // digests returns the digests of the test's images in the registry, by reference.
 func (w *world) digests(t *testing.T) map[string]string {
 	t.Helper()
-	var list []struct{ Reference, Digest string }
+	var list struct {
+		Items []struct{ Reference, Digest string }
+	}
 	out := output(t, w.command(t, w.hook, "images", "list", "-n", namespace, "--output=json"))
+	if strings.HasPrefix(out, "[") { // as commits up to 799520b8 print it
+		out = `{"items":` + out + "}"
+	}
 	if err := json.Unmarshal([]byte(out), &list); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
 	found := map[string]string{}
-	for _, image := range list {
+	for _, image := range list.Items {
 		if strings.Contains(image.Reference, "/e2e/") {
 			found[image.Reference] = image.Digest
 		}

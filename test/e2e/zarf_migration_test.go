@@ -263,13 +263,13 @@ func (m *migration) pushToZarf(t *testing.T) {
 		m.toZarf(t, "push", archive)
 	}
 	connected := connectedRegistry(t)
-	var pushed []struct{ Reference, Digest string }
+	var pushed struct{ Items []struct{ Reference, Digest string } }
 	out := m.images(t, "", "push", m.makeArchive(t, "example.com/e2e/pinned:1", 8), "--to", connected, "--plain-http",
 		"--output=json")
-	if err := json.Unmarshal([]byte(out), &pushed); err != nil || len(pushed) != 1 {
+	if err := json.Unmarshal([]byte(out), &pushed); err != nil || len(pushed.Items) != 1 {
 		t.Fatalf("%v: %s", err, out)
 	}
-	m.pinned = "e2e/pinned@" + pushed[0].Digest
+	m.pinned = "e2e/pinned@" + pushed.Items[0].Digest
 	m.toZarf(t, "copy", connected+"/"+m.pinned, "--from-plain-http")
 }
 
@@ -293,13 +293,13 @@ func (m *migration) images(t *testing.T, password string, args ...string) string
 // list returns the digests of a registry's images, by reference without a host.
 func (m *migration) list(t *testing.T, password string, args ...string) map[string]string {
 	t.Helper()
-	var listed []struct{ Reference, Digest string }
+	var listed struct{ Items []struct{ Reference, Digest string } }
 	out := m.images(t, password, append([]string{"list", "--output=json"}, args...)...)
 	if err := json.Unmarshal([]byte(out), &listed); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
 	digests := map[string]string{}
-	for _, image := range listed {
+	for _, image := range listed.Items {
 		_, name, _ := strings.Cut(image.Reference, "/")
 		digests[name] = image.Digest
 	}

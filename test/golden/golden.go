@@ -23,6 +23,9 @@ var Update = flag.Bool("update", false, "write the golden files")
 func File(t testing.TB, path, got string) {
 	t.Helper()
 	if *Update {
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			t.Fatal(err)
+		}
 		if err := os.WriteFile(path, []byte(got), 0o644); err != nil {
 			t.Fatal(err)
 		}

@@ -14,7 +14,6 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/cli/cmdflags"
 	clihook "github.com/zarf-dev/zarf-registry/internal/cli/hook"
 	"github.com/zarf-dev/zarf-registry/internal/hook"
-	"github.com/zarf-dev/zarf-registry/internal/hook/certs"
 	"github.com/zarf-dev/zarf-registry/internal/pki"
 	"github.com/zarf-dev/zarf-registry/internal/release/names"
 	"github.com/zarf-dev/zarf-registry/internal/release/settings"
@@ -25,12 +24,6 @@ func New(global *cmdflags.Global) *cobra.Command {
 	return cmdflags.Group("certs", "Show, renew and rotate certificates",
 		newShow(clihook.NewFlags(global)), newCA(clihook.NewFlags(global)), newRenew(clihook.NewFlags(global)),
 		newRotate(clihook.NewFlags(global)))
-}
-
-// NewCredentials returns the commands about passwords.
-func NewCredentials(global *cmdflags.Global) *cobra.Command {
-	return cmdflags.Group("credentials", "List and rotate the passwords for pushing and pulling",
-		newCredentialsRotate(clihook.NewFlags(global)))
 }
 
 func newCA(f *clihook.Flags) *cobra.Command {
@@ -142,37 +135,5 @@ fail in the same way.`,
 	cmd.Flags().BoolVar(&ca, "ca", false, "also replace the CA")
 	cmd.Flags().StringSliceVar(&exclude, "exclude-node", nil, "do not wait for the pods of this `NODE`, such as a "+
 		"compromised one (repeatable)")
-	return cmd
-}
-
-func newCredentialsRotate(f *clihook.Flags) *cobra.Command {
-	cmd := &cobra.Command{
-		Use:   "rotate [push|pull]",
-		Short: "Replace the password for pushing, or that for pulling",
-		Long: `rotate generates a new password and returns when the registry accepts it and rejects the
-previous one. It restarts nothing. zarf-registry images push uses the new password automatically.
-
-With pull, it replaces the password for pulls through a node port: update copies of its Secret in
-other namespaces afterwards.
-
-It does not replace a push credential from the user's Secret (auth.existingSecret); certs renew
-copies that one.
-
-Exit codes: 0 on success, 1 on failure, 3 if a retry would fail in the same way.`,
-		Example: `  zarf-registry credentials rotate
-  zarf-registry credentials rotate pull`,
-		Args:      cobra.MatchAll(cobra.MaximumNArgs(1), cobra.OnlyValidArgs),
-		ValidArgs: []cobra.Completion{string(certs.PushCredential), string(certs.PullCredential)},
-		RunE: func(cmd *cobra.Command, args []string) error {
-			credential := certs.PushCredential
-			if len(args) > 0 {
-				credential = certs.Credential(args[0])
-			}
-			return f.Run(cmd, func(h *hook.Hook, ctx context.Context) error {
-				return h.Certs().RotateCredential(ctx, credential)
-			})
-		},
-	}
-	f.Target(cmd.Flags())
 	return cmd
 }

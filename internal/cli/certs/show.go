@@ -14,7 +14,6 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/cli/cmdflags"
 	"github.com/zarf-dev/zarf-registry/internal/cli/hook"
 	"github.com/zarf-dev/zarf-registry/internal/cli/render"
-	"github.com/zarf-dev/zarf-registry/internal/exitcode"
 	"github.com/zarf-dev/zarf-registry/internal/pki"
 	"github.com/zarf-dev/zarf-registry/internal/release/state"
 	"github.com/zarf-dev/zarf-registry/internal/status"
@@ -39,9 +38,6 @@ something needs attention.`,
   zarf-registry certs show --output json | jq '.pods[] | select(.current | not)'`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := cmdflags.ValidOutput(output); err != nil {
-				return &exitcode.Refusal{Err: err}
-			}
 			ctx, c, stop, err := f.Connect(cmd)
 			if err != nil {
 				return err
@@ -56,7 +52,7 @@ something needs attention.`,
 			if err != nil {
 				return err
 			}
-			return render.Report(cmd.OutOrStdout(), output, report, printCertificates, report.Next)
+			return render.Report(cmd.OutOrStdout(), output, render.Certificates, report, printCertificates, report.Next)
 		},
 	}
 	f.Target(cmd.Flags())

@@ -13,6 +13,7 @@ import (
 
 	"github.com/zarf-dev/zarf-registry/internal/api/reloadstatus"
 	"github.com/zarf-dev/zarf-registry/internal/cli/clitest"
+	"github.com/zarf-dev/zarf-registry/internal/cli/render"
 	"github.com/zarf-dev/zarf-registry/internal/pki"
 	"github.com/zarf-dev/zarf-registry/internal/release/settings"
 	"github.com/zarf-dev/zarf-registry/internal/release/state"
@@ -69,6 +70,7 @@ func TestCertificatesArePrintedForPeople(t *testing.T) {
 		status.PodCertificates{Pod: "proxy-b", Message: "not running yet"})
 	r.Next = []string{"Do this."}
 	golden.Check(t, "unhealthy", clitest.Text(t, printCertificates, r))
+	clitest.JSON(t, render.Certificates, clitest.Data(t, render.Certificates, r))
 
 	external := &status.CertificateReport{Namespace: "zarf", Healthy: true, External: "registry.example.com/team"}
 	golden.Check(t, "external", clitest.Text(t, printCertificates, external))

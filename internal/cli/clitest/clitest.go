@@ -10,6 +10,9 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/zarf-dev/zarf-registry/internal/cli/render"
+	"github.com/zarf-dev/zarf-registry/test/golden"
 )
 
 // Same reports a difference of what a command printed.
@@ -18,6 +21,22 @@ func Same(t *testing.T, what, got, want string) {
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("%s (-want +got):\n%s", what, diff)
 	}
+}
+
+// JSON compares what a command prints as JSON with the golden file of its kind.
+func JSON(t *testing.T, kind render.Kind, printed string) {
+	t.Helper()
+	golden.File(t, filepath.Join("testdata", "json", string(kind)+".json"), printed)
+}
+
+// Data is a value as a command prints it as JSON.
+func Data(t *testing.T, kind render.Kind, value any) string {
+	t.Helper()
+	var out bytes.Buffer
+	if err := render.Data(&out, render.FormatJSON, kind, value); err != nil {
+		t.Fatal(err)
+	}
+	return out.String()
 }
 
 // LoginHome is a home without any credential but those that files hold, by their

@@ -152,22 +152,24 @@ func (f *Cluster) presentCredential(client kubernetes.Interface, access release.
 	}
 }
 
+// Secret reads a Secret of the release.
+func (f *Cluster) Secret(ctx context.Context, client kubernetes.Interface, suffix string) (*corev1.Secret, error) {
+	name := f.Name + suffix
+	secret, err := client.CoreV1().Secrets(f.Namespace).Get(ctx, name, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return nil, fmt.Errorf("Secret %s/%s not found: is zarf-registry installed in namespace %s? "+
+			"select another with --namespace and --name", f.Namespace, name, f.Namespace)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("reading Secret %s/%s: %w", f.Namespace, name, err)
+	}
+	return secret, nil
+}
+
 // readAccess reads certificate and credential for pushing, and the address that image references in pods begin with.
 func (f *Cluster) readAccess(ctx context.Context, client kubernetes.Interface) (
 	access release.PushAccess, address string, err error) {
-	read := func(suffix string) (*corev1.Secret, error) {
-		name := f.Name + suffix
-		secret, err := client.CoreV1().Secrets(f.Namespace).Get(ctx, name, metav1.GetOptions{})
-		if apierrors.IsNotFound(err) {
-			return nil, fmt.Errorf("Secret %s/%s not found: is zarf-registry installed in namespace %s? "+
-				"select another with --namespace and --name", f.Namespace, name, f.Namespace)
-		}
-		if err != nil {
-			return nil, fmt.Errorf("reading Secret %s/%s: %w", f.Namespace, name, err)
-		}
-		return secret, nil
-	}
-	saved, err := read(names.SuffixState)
+	saved, err := f.Secret(ctx, client, names.SuffixState)
 	if err != nil {
 		return release.PushAccess{}, "", err
 	}
@@ -180,11 +182,11 @@ func (f *Cluster) readAccess(ctx context.Context, client kubernetes.Interface) (
 			"and has none of its own: use that registry's tools; images push and copy reach it with --to, images list with "+
 			"--from", s.Desired.Address)
 	}
-	certificate, err := read(names.SuffixPushTLS)
+	certificate, err := f.Secret(ctx, client, names.SuffixPushTLS)
 	if err != nil {
 		return release.PushAccess{}, "", err
 	}
-	credentials, err := read(names.SuffixCredentials)
+	credentials, err := f.Secret(ctx, client, names.SuffixCredentials)
 	if err != nil {
 		return release.PushAccess{}, "", err
 	}

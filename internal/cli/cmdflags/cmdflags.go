@@ -46,23 +46,21 @@ func ReleaseArguments(namespace, release, name string) string {
 
 // AddOutput adds --output, which accepts table, json, yaml and more.
 func AddOutput(cmd *cobra.Command, output *string, more ...string) {
-	accepted, usage := outputs(more)
-	cmd.Flags().StringVarP(output, "output", "o", render.FormatTable, "output `FORMAT`: "+usage)
-	Complete(cmd, "output", accepted...)
-}
-
-func ValidOutput(output string, more ...string) error {
-	if accepted, usage := outputs(more); !slices.Contains(accepted, output) {
-		return fmt.Errorf("invalid --output %q: want %s", output, usage)
-	}
-	return nil
-}
-
-// outputs returns what --output accepts, and how to say it.
-func outputs(more []string) (accepted []string, usage string) {
-	accepted = append([]string{render.FormatTable, render.FormatJSON, render.FormatYAML}, more...)
+	accepted := append([]string{render.FormatTable, render.FormatJSON, render.FormatYAML}, more...)
 	last := len(accepted) - 1
-	return accepted, strings.Join(accepted[:last], ", ") + " or " + accepted[last]
+	usage := strings.Join(accepted[:last], ", ") + " or " + accepted[last]
+	*output = render.FormatTable
+	cmd.Flags().VarP(&parsedValue[string]{into: output, text: *output, kind: "FORMAT",
+		parse: func(text string) (string, error) {
+			switch {
+			case slices.Contains(accepted, text):
+				return text, nil
+			case cmd.Flags().Lookup("out") != nil:
+				return "", fmt.Errorf("want %s; --out names the file", usage)
+			}
+			return "", fmt.Errorf("want %s", usage)
+		}}, "output", "o", "output `FORMAT`: "+usage)
+	Complete(cmd, "output", accepted...)
 }
 
 // Complete adds shell completion for the values of a flag.

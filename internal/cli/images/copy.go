@@ -33,8 +33,8 @@ destination already has are not downloaded. Any OCI artifact can be copied.
 References are those of images pull, and their names in the registry those of images push. To
 continue an interrupted copy, run the same command again.
 
-It prints the references that pods use, one per line, or with --output json an array with
-the references, digests, bytes and seconds of each image. Images that fail are named on stderr
+It prints the references that pods use, one per line, or with --output json the
+references, digests, bytes and seconds of each image. Images that fail are named on stderr
 with the reason; the others are copied, unless --fail-fast is given. Progress goes to stderr.
 
 If the images do not fit into the cluster's registry, nothing is sent.

@@ -127,7 +127,7 @@ func (f *imageFlags) storeDirFlag(cmd *cobra.Command) {
 // Validate checks the values of the flags that the command has, without asking a
 // registry or cluster.
 func (f *imageFlags) validate(flags *pflag.FlagSet) error {
-	errs := []error{cmdflags.ValidOutput(f.output)}
+	var errs []error
 	if flags.Lookup("release") != nil {
 		errs = append(errs, f.cluster.Validate())
 	}
@@ -352,14 +352,14 @@ func (f *imageFlags) transfer(cmd *cobra.Command, host string, plain func(host s
 	if failure != nil && len(results) == 0 {
 		return failure
 	}
-	return errors.Join(failure, render.Report(cmd.OutOrStdout(), f.output, results, printReferences, nil))
+	return errors.Join(failure, render.Report(cmd.OutOrStdout(), f.output, render.TransferList,
+		render.List[images.Result]{Items: results}, printReferences, nil))
 }
 
-func printReferences(w io.Writer, results []images.Result) error {
-	for _, result := range results {
-		if _, err := fmt.Fprintln(w, result.Reference); err != nil {
-			return err
-		}
+func printReferences(w io.Writer, list render.List[images.Result]) error {
+	var refs []string
+	for _, result := range list.Items {
+		refs = append(refs, result.Reference)
 	}
-	return nil
+	return render.Names(w, refs)
 }

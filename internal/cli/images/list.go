@@ -53,7 +53,7 @@ Exit codes: 0 on success, 1 on failure, 3 if the command line is invalid.`,
 		Example: `  zarf-registry images list
   zarf-registry images list app.tar
   zarf-registry images list --from registry.example.com:5000
-  zarf-registry images list --output json | jq -r '.[] | select(.usedBy == []).reference'`,
+  zarf-registry images list --output json | jq -r '.items[] | select(.usedBy == []).reference'`,
 		RunE: func(cmd *cobra.Command, args []string) error { return f.run(cmd, args) },
 	}
 	flags := cmd.Flags()
@@ -66,7 +66,7 @@ Exit codes: 0 on success, 1 on failure, 3 if the command line is invalid.`,
 	f.storeFlags(cmd)
 	f.login.Register(cmd, "the registry of --from")
 	f.cluster.Register(flags)
-	cmdflags.AddOutput(cmd, &f.output)
+	cmdflags.AddOutput(cmd, &f.output, render.FormatName)
 	return cmd
 }
 
@@ -92,7 +92,7 @@ func (f *listFlags) run(cmd *cobra.Command, args []string) error {
 	if err != nil && len(list) == 0 {
 		return err
 	}
-	return errors.Join(err, render.Report(cmd.OutOrStdout(), f.output, list, printList, nil))
+	return errors.Join(err, stored.PrintImages(cmd.OutOrStdout(), f.output, stored.Images{Items: list}, printList))
 }
 
 // check returns the host of --from, "" for the cluster's registry.
@@ -225,14 +225,14 @@ func (r *imageRun) tags(ctx context.Context, registry *remote.Registry, address 
 }
 
 // printList writes a table. The source is a column if there are several.
-func printList(w io.Writer, list []stored.Listed) error {
-	several := slices.ContainsFunc(list, func(l stored.Listed) bool { return l.Source != list[0].Source })
+func printList(w io.Writer, list stored.Images) error {
+	several := slices.ContainsFunc(list.Items, func(l stored.Listed) bool { return l.Source != list.Items[0].Source })
 	first := 0
 	if !several {
 		first = 1
 	}
 	t := render.NewTable(w, []string{"SOURCE", "REFERENCE", "DIGEST", "PLATFORMS", "SIZE"}[first:]...)
-	for _, l := range list {
+	for _, l := range list.Items {
 		t.Row([]string{l.Source, cmp.Or(l.Reference, "-"), l.Digest.String(), cmp.Or(strings.Join(l.Platforms, ","), "-"),
 			space.FormatBytes(l.Size)}[first:]...)
 	}

@@ -49,8 +49,8 @@ Every blob is verified. What fits is kept in the local store (zarf-registry imag
 pulls. To continue an interrupted pull, run the same command again; without the store, only a
 layout continues.
 
-It prints the names of the images, one per line, or with --output json an array with the
-names, digests, bytes and seconds of each image. Images that fail are named on stderr with the
+It prints the names of the images, one per line, or with --output json the names,
+digests, bytes and seconds of each image. Images that fail are named on stderr with the
 reason; the layout or archive gets the others, unless --fail-fast is given. Progress goes to stderr.
 
 Exit codes: 0 if all images were pulled, 1 if one failed, 3 if the command line is invalid.`,

@@ -92,8 +92,8 @@ Blobs that images share are sent once. Blobs that the registry already has are n
 blobs of its other repositories are mounted. Interrupted uploads resume. To continue an
 interrupted push, run the same command again.
 
-It prints the references that pods use, one per line, or with --output json an array with
-the references, digests, bytes and seconds of each image. Images that fail are named on stderr
+It prints the references that pods use, one per line, or with --output json the
+references, digests, bytes and seconds of each image. Images that fail are named on stderr
 with the reason; the others are pushed, unless --fail-fast is given. Progress goes to stderr.
 
 If the images do not fit into the cluster's registry, nothing is sent.

@@ -45,7 +45,7 @@ Exit codes: 0 on success, 1 on failure, 3 if the command line is invalid.`,
 			if err != nil {
 				return err
 			}
-			return render.Report(cmd.OutOrStdout(), f.output, info, printStoreInfo, nil)
+			return render.Report(cmd.OutOrStdout(), f.output, render.BlobStore, info, printStoreInfo, nil)
 		},
 	}
 	f.storeDirFlag(cmd)
@@ -82,7 +82,7 @@ Exit codes: 0 on success, 1 on failure, 3 if the command line is invalid.`,
 			if err != nil {
 				return err
 			}
-			return render.Report(cmd.OutOrStdout(), f.output, pruned, printPruned, nil)
+			return render.Report(cmd.OutOrStdout(), f.output, render.BlobStorePruned, pruned, printPruned, nil)
 		},
 	}
 	cmdflags.AddSize(cmd.Flags(), &f.size, "size", "", "prune down to this size")

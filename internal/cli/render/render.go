@@ -3,13 +3,10 @@
 package render
 
 import (
-	"encoding/json"
 	"fmt"
 	"io"
 	"strings"
 	"text/tabwriter"
-
-	"sigs.k8s.io/yaml"
 
 	"github.com/zarf-dev/zarf-registry/internal/api/space"
 	"github.com/zarf-dev/zarf-registry/internal/exitcode"
@@ -24,22 +21,25 @@ type Silent struct {
 
 func (e *Silent) Error() string { return e.Err.Error() }
 
-// The formats of --output. A table may be other text for people.
+// The formats of --output. A table may be other text for people. Some commands have names, one per line.
 const (
 	FormatTable = "table"
 	FormatJSON  = "json"
 	FormatYAML  = "yaml"
+	FormatName  = "name"
 )
 
 // IsData reports whether a format of --output is one for programs.
 func IsData(output string) bool { return output == FormatJSON || output == FormatYAML }
 
-// Report writes a report as data or, with write, as text. If next is not empty, it returns
+// Report writes a report as data of a kind or, with write, as text. If next is not empty, it returns
 // a [Silent] error with [exitcode.Found].
-func Report[R any](w io.Writer, output string, report R, write func(io.Writer, R) error, next []string) error {
+func Report[R any](
+	w io.Writer, output string, kind Kind, report R, write func(io.Writer, R) error, next []string,
+) error {
 	w = logging.PrintableWriter(w)
 	if IsData(output) {
-		write = func(w io.Writer, report R) error { return Data(w, output, report) }
+		write = func(w io.Writer, report R) error { return Data(w, output, kind, report) }
 	}
 	if err := write(w, report); err != nil {
 		return err
@@ -73,24 +73,14 @@ func (t Table) Row(cells ...string) {
 	fmt.Fprintln(t, strings.Join(cells, "\t")) // Flush returns the error
 }
 
-// Data writes a value as JSON or YAML.
-func Data(w io.Writer, output string, value any) error {
-	if output != FormatYAML {
-		return JSON(w, value)
+// Names writes names, one per line.
+func Names(w io.Writer, names []string) error {
+	for _, name := range names {
+		if _, err := fmt.Fprintln(w, name); err != nil {
+			return err
+		}
 	}
-	text, err := yaml.Marshal(value)
-	if err != nil {
-		return err
-	}
-	_, err = w.Write(text)
-	return err
-}
-
-func JSON(w io.Writer, value any) error {
-	encoder := json.NewEncoder(w)
-	encoder.SetEscapeHTML(false)
-	encoder.SetIndent("", "  ")
-	return encoder.Encode(value)
+	return nil
 }
 
 // Next writes the next steps, if any.

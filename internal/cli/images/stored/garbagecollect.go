@@ -2,7 +2,6 @@ package stored
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -76,7 +75,7 @@ type collected struct {
 }
 
 func (f *collectFlags) run(cmd *cobra.Command) error {
-	c, log, err := f.cluster.Begin(cmd, errors.Join(f.request.Validate(), cmdflags.ValidOutput(f.output)))
+	c, log, err := f.cluster.Begin(cmd, f.request.Validate())
 	if err != nil {
 		return err
 	}
@@ -102,7 +101,7 @@ func (f *collectFlags) collect(
 	if err != nil {
 		return err
 	}
-	return render.Report(stdout, f.output, what, printCollected, nil)
+	return render.Report(stdout, f.output, render.GarbageCollection, what, printCollected, nil)
 }
 
 // collectGarbage runs a collection and reports each removed object.

@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"github.com/zarf-dev/zarf-registry/internal/api/gc"
+	"github.com/zarf-dev/zarf-registry/internal/cli/clitest"
+	"github.com/zarf-dev/zarf-registry/internal/cli/render"
 	"github.com/zarf-dev/zarf-registry/internal/release"
 )
 
@@ -30,7 +32,7 @@ func TestGarbageCollect(t *testing.T) {
 				"grace period\n", ""},
 		"nothing is removed by dry": {collectFlags{output: "table", request: gc.Request{DryRun: true}}, 200,
 			`{"result":{"kept":0}}`, "would remove 0, 0 of them manifests; kept 0 blobs within the grace period\n", ""},
-		"all of it as JSON": {collectFlags{output: "json"}, 200, phases + blob + result, `"removed"`, ""},
+		"all of it as JSON": {collectFlags{output: "json"}, 200, phases + manifest + blob + result, "", ""},
 		"a registry that fails": {collectFlags{output: "table"}, 200, blob + `{"error":"disk gone"}`,
 			"blob sha256:b 12 bytes\n", "disk gone"},
 		"one that stops early":      {collectFlags{output: "table"}, 200, phases + blob, "", "stopped before it had finished"},
@@ -58,6 +60,9 @@ func TestGarbageCollect(t *testing.T) {
 			}
 			if !strings.Contains(out.String(), tt.out) {
 				t.Errorf("%q, want %q", out.String(), tt.out)
+			}
+			if tt.flags.output == "json" {
+				clitest.JSON(t, render.GarbageCollection, out.String())
 			}
 		})
 	}

@@ -44,6 +44,29 @@ type listedRepository struct {
 	*storedFacts
 }
 
+type repositoryList = render.List[listedRepository]
+
+// Images is what list prints as data.
+type Images = render.List[Listed]
+
+// PrintImages prints images as data, their references, or a table. Images without a reference have no name.
+func PrintImages(w io.Writer, output string, list Images, table func(io.Writer, Images) error) error {
+	if output == render.FormatName {
+		table = printImageNames
+	}
+	return render.Report(w, output, render.ImageList, list, table, nil)
+}
+
+func printImageNames(w io.Writer, list Images) error {
+	var refs []string
+	for _, l := range list.Items {
+		if l.Reference != "" {
+			refs = append(refs, l.Reference)
+		}
+	}
+	return render.Names(w, refs)
+}
+
 // ListFlags select what list shows of the cluster's registry.
 type ListFlags struct{ Untagged, Repositories bool }
 
@@ -67,9 +90,13 @@ func List(cmd *cobra.Command, release *cmdflags.Cluster, log *slog.Logger, outpu
 		l.using = used.Using
 	}
 	if f.Repositories {
-		return render.Report(cmd.OutOrStdout(), output, l.repositories(), printRepositories, nil)
+		write := printRepositories
+		if output == render.FormatName {
+			write = printRepositoryNames
+		}
+		return render.Report(cmd.OutOrStdout(), output, render.RepositoryList, l.repositories(), write, nil)
 	}
-	return render.Report(cmd.OutOrStdout(), output, l.images(f.Untagged), printStored, nil)
+	return PrintImages(cmd.OutOrStdout(), output, l.images(f.Untagged), printStored)
 }
 
 // lister describes the content of the cluster's registry.
@@ -81,15 +108,15 @@ type lister struct {
 }
 
 // images returns the images by each of their tags, and those without a tag by their digest.
-func (l *lister) images(untagged bool) []Listed {
-	list := []Listed{}
+func (l *lister) images(untagged bool) Images {
+	list := Images{Items: []Listed{}}
 	for _, image := range l.content.Images() {
 		if len(image.Tags) == 0 && !untagged {
 			continue
 		}
 		facts := l.facts([]*catalog.Image{image})
 		for _, ref := range image.References(l.address) {
-			list = append(list, Listed{
+			list.Items = append(list.Items, Listed{
 				Reference: ref, Digest: image.Digest, MediaType: image.MediaType, Size: l.content.Size(image.Members),
 				Platforms: append([]string{}, image.Platforms...), storedFacts: facts,
 			})
@@ -98,8 +125,8 @@ func (l *lister) images(untagged bool) []Listed {
 	return list
 }
 
-func (l *lister) repositories() []listedRepository {
-	list := []listedRepository{}
+func (l *lister) repositories() repositoryList {
+	list := repositoryList{Items: []listedRepository{}}
 	images := l.content.Images()
 	for len(images) > 0 {
 		name := images[0].Repository
@@ -119,7 +146,7 @@ func (l *lister) repositories() []listedRepository {
 		}
 		slices.Sort(r.Platforms)
 		r.Platforms = slices.Compact(r.Platforms)
-		list = append(list, r)
+		list.Items = append(list.Items, r)
 	}
 	return list
 }
@@ -161,22 +188,30 @@ func (l *lister) facts(images []*catalog.Image) *storedFacts {
 }
 
 // printStored writes a table of images.
-func printStored(w io.Writer, list []Listed) error {
+func printStored(w io.Writer, list Images) error {
 	t := render.NewTable(w, append([]string{"REFERENCE"}, factNames...)...)
-	for _, l := range list {
+	for _, l := range list.Items {
 		t.Row(append([]string{l.Reference}, l.cells(l.Platforms, l.Size)...)...)
 	}
 	return t.Flush()
 }
 
 // printRepositories writes a table of repositories.
-func printRepositories(w io.Writer, list []listedRepository) error {
+func printRepositories(w io.Writer, list repositoryList) error {
 	t := render.NewTable(w, append([]string{"REPOSITORY", "IMAGES", "TAGS"}, factNames...)...)
-	for _, r := range list {
+	for _, r := range list.Items {
 		t.Row(append([]string{r.Repository, strconv.Itoa(r.Images), strconv.Itoa(r.Tags)},
 			r.cells(r.Platforms, r.Size)...)...)
 	}
 	return t.Flush()
+}
+
+func printRepositoryNames(w io.Writer, list repositoryList) error {
+	var names []string
+	for _, r := range list.Items {
+		names = append(names, r.Repository)
+	}
+	return render.Names(w, names)
 }
 
 // factNames are the headers of [storedFacts.cells].

@@ -64,13 +64,13 @@ rewritten references lead to, or the tag that Zarf makes of it; and if that has 
 of all nodes. What belongs to the registry itself does not count, nor do the workloads of
 kube-system, whose images come with the nodes (--exclude-namespace).
 
---output list prints the missing references for zarf-registry images pull -f. Those that name
+--output name prints the missing references for zarf-registry images pull -f. Those that name
 only the registry itself are comments: where their images come from is not known.
 
 Exit codes: 0 if nothing is missing, 1 on failure, 3 if the command line or a manifest is
 invalid, 4 if an image is missing.`,
 		Example: `  helm template shop ./shop | zarf-registry images missing -
-  zarf-registry images missing -o list > images.txt
+  zarf-registry images missing -o name > images.txt
   zarf-registry images pull -f images.txt --out images.tar   # outside
   kubectl get prometheuses,alertmanagers -A -o yaml | zarf-registry images missing -`,
 		RunE: func(cmd *cobra.Command, args []string) error { return f.run(cmd, args) },
@@ -85,7 +85,7 @@ invalid, 4 if an image is missing.`,
 	cmdflags.Complete(cmd, "platform", "auto", "all", "linux/amd64", "linux/arm64", "linux/amd64,linux/arm64")
 	flags.BoolVar(&f.all, "all", false, "also list images that the registry has")
 	f.cluster.Register(flags)
-	cmdflags.AddOutput(cmd, &f.output, "list")
+	cmdflags.AddOutput(cmd, &f.output, render.FormatName)
 	return cmd
 }
 
@@ -163,7 +163,7 @@ func (f *missingFlags) run(cmd *cobra.Command, args []string) error {
 
 // check checks the flags. The platforms of auto are nil.
 func (f *missingFlags) check(cmd *cobra.Command, args []string) (prefix name.Prefix, p graph.Platforms, err error) {
-	errs := []error{f.cluster.Validate(), cmdflags.ValidOutput(f.output, "list")}
+	errs := []error{f.cluster.Validate()}
 	prefix, err = name.ParsePrefix(f.prefix)
 	errs = append(errs, err)
 	if f.platforms != "auto" {
@@ -405,10 +405,10 @@ func (f *missingFlags) print(w io.Writer, report *missingReport) error {
 		}
 	}
 	write := printMissing
-	if f.output == "list" {
-		write = printMissingList
+	if f.output == render.FormatName {
+		write = printMissingNames
 	}
-	return render.Report(w, f.output, report, write, next)
+	return render.Report(w, f.output, render.MissingImages, report, write, next)
 }
 
 // printMissing writes a table.
@@ -434,8 +434,8 @@ func printMissing(w io.Writer, report *missingReport) error {
 	return err
 }
 
-// printMissingList writes the missing references as images pull --file reads them. What it must not pull is a comment.
-func printMissingList(w io.Writer, report *missingReport) error {
+// printMissingNames writes the missing references as images pull --file reads them. What it must not pull is a comment.
+func printMissingNames(w io.Writer, report *missingReport) error {
 	if report.Missing > 0 && len(report.Platforms) > 0 {
 		fmt.Fprintln(w, "# pull with --platform", strings.Join(report.Platforms, ","))
 	}

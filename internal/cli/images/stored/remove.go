@@ -51,7 +51,7 @@ func (f *removalFlags) register(cmd *cobra.Command) {
 }
 
 func (f *removalFlags) validate() error {
-	return errors.Join(f.cluster.Validate(), f.request.Validate(), cmdflags.ValidOutput(f.output))
+	return errors.Join(f.cluster.Validate(), f.request.Validate())
 }
 
 // removal is what a command deletes, in the form of --output json.
@@ -126,7 +126,7 @@ func (f *removalFlags) remove(cmd *cobra.Command, choose func(*catalog.Catalog, 
 			return err
 		}
 	}
-	return render.Report(cmd.OutOrStdout(), f.output, removed, f.print, nil)
+	return render.Report(cmd.OutOrStdout(), f.output, render.ImageRemoval, removed, f.print, nil)
 }
 
 func (f *removalFlags) delete(ctx context.Context, transport http.RoundTripper, access release.PushAccess,

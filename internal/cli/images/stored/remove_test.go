@@ -18,6 +18,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/api/deletion"
 	"github.com/zarf-dev/zarf-registry/internal/api/gc"
 	"github.com/zarf-dev/zarf-registry/internal/cli/clitest"
+	"github.com/zarf-dev/zarf-registry/internal/cli/render"
 	"github.com/zarf-dev/zarf-registry/internal/images/name"
 	"github.com/zarf-dev/zarf-registry/internal/images/workloads"
 	"github.com/zarf-dev/zarf-registry/internal/release"
@@ -102,6 +103,7 @@ func TestRemovalIsPrinted(t *testing.T) {
 	what := newRemoval(true, "127.0.0.1:31999", content, choice{decisions, []tagged{{"nginx", "1"}}}, doomed)
 	what.Reclaimable = content.Reclaimable(doomed, 0)
 	f := &removalFlags{collect: true, request: gc.Request{Grace: time.Hour}}
+	var last string
 	for _, c := range []struct {
 		change func()
 		want   string
@@ -118,6 +120,7 @@ func TestRemovalIsPrinted(t *testing.T) {
 	} {
 		c.change()
 		out := clitest.Text(t, f.print, what)
+		last = clitest.Data(t, render.ImageRemoval, what)
 		lines := strings.Split(strings.TrimSpace(out), "\n")
 		if lines[len(lines)-1] != c.want {
 			t.Errorf("it prints %q, want %q", lines[len(lines)-1], c.want)
@@ -129,12 +132,13 @@ func TestRemovalIsPrinted(t *testing.T) {
 			}
 		}
 	}
+	clitest.JSON(t, render.ImageRemoval, last)
 }
 
 func TestStoredImagesAreListed(t *testing.T) {
 	content := contents(map[string][]string{"library/nginx": {"1", "2"}, "nginx": {"1"}})
 	l := &lister{content: content, address: "[::1]:31999", unshared: content.Unshared()}
-	if all, tagged := l.images(true), l.images(false); len(all) != 5 || len(tagged) != 3 || all[0].UsedBy != nil {
+	if all, tagged := l.images(true).Items, l.images(false).Items; len(all) != 5 || len(tagged) != 3 || all[0].UsedBy != nil {
 		t.Errorf("%d images, of which %d have tags: %+v", len(all), len(tagged), all)
 	}
 	l.using = func(i *catalog.Image) []string {
@@ -149,7 +153,12 @@ func TestStoredImagesAreListed(t *testing.T) {
 		"[::1]:31999/library/nginx:2 linux/amd64 1.0 kB 1.0 kB 0 0 2026-10-30 -",
 		"[::1]:31999/nginx:1 linux/amd64 1.0 kB 1.0 kB 0 0 2026-10-30 Pod a/b and 1 more",
 	}, " "))
-	repositories := clitest.Text(t, printRepositories, l.repositories()[:2])
+	clitest.JSON(t, render.ImageList, clitest.Data(t, render.ImageList, l.images(false)))
+	list := l.repositories()
+	list.Items = list.Items[:2]
+	clitest.JSON(t, render.RepositoryList, clitest.Data(t, render.RepositoryList, list))
+	clitest.Same(t, "names", clitest.Text(t, printRepositoryNames, list), "[::1]:31999/library/nginx\n[::1]:31999/nginx\n")
+	repositories := clitest.Text(t, printRepositories, list)
 	clitest.Same(t, "list --repositories", strings.Join(strings.Fields(repositories), " "), strings.Join([]string{
 		"REPOSITORY IMAGES TAGS PLATFORMS SIZE UNSHARED SIGNATURES SBOMS PUSHED USED BY",
 		"[::1]:31999/library/nginx 1 2 linux/amd64 1.0 kB 1.0 kB 0 0 2026-10-30 -",

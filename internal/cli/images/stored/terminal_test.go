@@ -26,22 +26,24 @@ func TestRowsDoNotControlTheTerminal(t *testing.T) {
 	}
 	for name, write := range map[string]func(io.Writer) error{
 		"list": func(w io.Writer) error {
-			return render.Report(w, render.FormatTable, []Listed{{Reference: evil + "\nFAKE", storedFacts: facts}}, printStored, nil)
+			return render.Report(w, render.FormatTable, render.ImageList,
+				Images{Items: []Listed{{Reference: evil + "\nFAKE", storedFacts: facts}}}, printStored, nil)
 		},
 		"list --repositories": func(w io.Writer) error {
-			return render.Report(w, render.FormatTable, []listedRepository{{Repository: evil, storedFacts: facts}}, printRepositories, nil)
+			return render.Report(w, render.FormatTable, render.RepositoryList,
+				repositoryList{Items: []listedRepository{{Repository: evil, storedFacts: facts}}}, printRepositories, nil)
 		},
 		"missing": func(w io.Writer) error {
-			return render.Report(w, render.FormatTable, &missingReport{Images: []neededImage{{Reference: evil, Problem: facts.Problem,
-				NeededBy: []string{evil}}}}, printMissing, nil)
+			return render.Report(w, render.FormatTable, render.MissingImages, &missingReport{Images: []neededImage{{
+				Reference: evil, Problem: facts.Problem, NeededBy: []string{evil}}}}, printMissing, nil)
 		},
-		"missing --output list": func(w io.Writer) error {
-			return render.Report(w, "list", &missingReport{Images: []neededImage{{Origin: evil, NeededBy: []string{evil}}}},
-				printMissingList, nil)
+		"missing --output name": func(w io.Writer) error {
+			return render.Report(w, render.FormatName, render.MissingImages,
+				&missingReport{Images: []neededImage{{Origin: evil, NeededBy: []string{evil}}}}, printMissingNames, nil)
 		},
 		"prune": func(w io.Writer) error {
-			return render.Report(w, render.FormatTable, &removal{Images: []removedImage{{References: []string{evil + "\nFAKE"}}},
-				Untagged: []string{evil}}, (&removalFlags{}).print, nil)
+			return render.Report(w, render.FormatTable, render.ImageRemoval, &removal{
+				Images: []removedImage{{References: []string{evil + "\nFAKE"}}}, Untagged: []string{evil}}, (&removalFlags{}).print, nil)
 		},
 		"verify": func(w io.Writer) error {
 			transport, access := answering(problem)

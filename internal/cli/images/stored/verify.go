@@ -2,7 +2,6 @@ package stored
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -81,7 +80,7 @@ func (v verified) images() (names []string) {
 }
 
 func (f *verifyFlags) run(cmd *cobra.Command) error {
-	c, log, err := f.cluster.Begin(cmd, errors.Join(f.request.Validate(), cmdflags.ValidOutput(f.output)))
+	c, log, err := f.cluster.Begin(cmd, f.request.Validate())
 	if err != nil {
 		return err
 	}
@@ -127,7 +126,7 @@ func (f *verifyFlags) verify(
 	if len(what.Problems) > 0 && len(next) == 0 {
 		next = append(next, "No image needs the damaged content: zarf-registry garbage-collect removes it.")
 	}
-	return render.Report(stdout, f.output, what, func(w io.Writer, v verified) error {
+	return render.Report(stdout, f.output, render.Scrub, what, func(w io.Writer, v verified) error {
 		fmt.Fprintln(w, v.Result)
 		render.Next(w, next)
 		return nil
