@@ -201,7 +201,7 @@ func rename(root *cobra.Command, file string) {
 func newOptions() *cobra.Command {
 	return &cobra.Command{
 		Use:    "options",
-		Short:  "Show the flags of all commands: cluster, namespace and log",
+		Short:  "Show the flags of all commands: cluster, release and log",
 		Hidden: true, // the end of each help names it
 		Args:   cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {

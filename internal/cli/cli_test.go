@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/zarf-dev/zarf-registry/internal/cli/cmdflags"
 	"github.com/zarf-dev/zarf-registry/internal/exitcode"
 	"github.com/zarf-dev/zarf-registry/internal/version"
 )
@@ -234,7 +235,7 @@ func TestFlagsOfAllCommands(t *testing.T) {
 	_, out, _ := run(t, "options")
 	for _, flag := range []string{"kubeconfig", "context", "cluster", "user", "as", "as-group", "as-uid", "server", "token",
 		"tls-server-name", "certificate-authority", "client-certificate", "client-key", "insecure-skip-tls-verify",
-		"request-timeout", "namespace", "log-level", "log-format"} {
+		"request-timeout", "namespace", "release", "log-level", "log-format"} {
 		if !strings.Contains(out, "--"+flag+" ") {
 			t.Errorf("options lacks --%s:\n%s", flag, out)
 		}
@@ -266,6 +267,27 @@ func TestShellsCanComplete(t *testing.T) {
 		_, out, _ := run(t, append(append([]string{"__complete"}, command...), "--output", "")...)
 		if !strings.HasPrefix(out, "table\njson\nyaml\n") {
 			t.Errorf("%v --output completes to %q", command, out)
+		}
+	}
+}
+
+func TestTheEnvironmentNamesTheRelease(t *testing.T) {
+	server := newAPIServer(t, nil)
+	t.Setenv("ZARF_REGISTRY_NAMESPACE", "there")
+	t.Setenv("ZARF_REGISTRY_RELEASE", "mine")
+	for args, want := range map[string]string{
+		"certs ca":            "Secret there/zarf-registry-node-tls not found",
+		"certs ca -n here":    "Secret here/zarf-registry-node-tls not found",
+		"uninstall --dry-run": "elease mine",
+	} {
+		if _, out, errOut := runAt(t, server.kubeconfig, strings.Fields(args)...); !strings.Contains(out+errOut, want) {
+			t.Errorf("%s prints %s%s, want %q", args, out, errOut, want)
+		}
+	}
+	for want, release := range map[string][3]string{"": {"there", "mine", "zarf-registry"},
+		" --namespace zarf --release zarf-registry": {"zarf", "zarf-registry", "zarf-registry"}} {
+		if got := cmdflags.ReleaseArguments(release[0], release[1], release[2]); got != want {
+			t.Errorf("%q are named by %q, want %q", release, got, want)
 		}
 	}
 }

@@ -34,8 +34,7 @@ import (
 // chartFlags name the release, and the values as in helm.
 type chartFlags struct {
 	*cmdflags.Global
-	release, chart string
-	output         string
+	chart, output string
 
 	values        helmvalues.Options
 	registryProxy bool
@@ -89,7 +88,6 @@ not allow it, also with --dry-run.`,
 
 func (f *chartFlags) register(cmd *cobra.Command) {
 	flags := cmd.Flags()
-	flags.StringVar(&f.release, "release", "zarf-registry", "name of the release")
 	flags.BoolVar(&f.registryProxy, "registry-proxy", false,
 		"how nodes reach the registry: a proxy on each node (true) or a node port (false) (default: do not change the mode)")
 	flags.StringVar(&f.registryURL, "registry-url", "", "use the external registry HOST[:PORT][/PATH] and deploy none")
@@ -105,7 +103,7 @@ func (f *chartFlags) register(cmd *cobra.Command) {
 
 // Validate rejects flags that are wrong in any cluster.
 func (f *chartFlags) validate() error {
-	named := settings.Settings{Namespace: f.Namespace, Release: f.release, Name: names.Chart}
+	named := settings.Settings{Namespace: f.Namespace, Release: f.Release, Name: names.Chart}
 	errs := []error{named.ValidateRelease()}
 	// Helm would look for the release elsewhere.
 	if d := os.Getenv("HELM_DRIVER"); d != "" && d != "secret" && d != "secrets" {
@@ -171,7 +169,7 @@ func (f *chartFlags) installer(cmd *cobra.Command) (*install.Installer, error) {
 	}
 	return &install.Installer{
 		Options: install.Options{
-			Namespace: f.Namespace, Release: f.release,
+			Namespace: f.Namespace, Release: f.Release,
 			Chart: c, Values: values, ResetValues: f.resetValues,
 		},
 		Helm:   helm,
@@ -183,7 +181,7 @@ func (f *chartFlags) installer(cmd *cobra.Command) (*install.Installer, error) {
 				return nil, err
 			}
 			h.NodeConfigData, h.FinishFollows = nodeConfig, true
-			h.Again = "install" + cmdflags.ReleaseArguments(f.Namespace, f.release, names.Chart)
+			h.Again = "install" + cmdflags.ReleaseArguments(f.Namespace, f.Release, names.Chart)
 			return h, nil
 		},
 		Log: log,
@@ -245,7 +243,7 @@ func (f *chartFlags) printPlan(w io.Writer, c *chart.Chart, plan *install.Plan) 
 		if plan.Upgrade {
 			action = "upgrade"
 		}
-		fmt.Fprintf(w, "Dry run: would %s release %s in namespace %s with chart %s.\n", action, f.release, f.Namespace,
+		fmt.Fprintf(w, "Dry run: would %s release %s in namespace %s with chart %s.\n", action, f.Release, f.Namespace,
 			c.Metadata.Version)
 		fmt.Fprintln(w, plan.Settings.Decision()+".")
 		for _, line := range plan.Settings.Injector.Decisions() {
@@ -307,7 +305,7 @@ Images come from {{.Address}} on every node:
 func (f *chartFlags) printResult(w io.Writer, result *install.Result) error {
 	o := result.Settings
 	printed := printedResult{
-		Namespace: f.Namespace, Release: f.release, Revision: result.Revision, Upgraded: result.Upgraded,
+		Namespace: f.Namespace, Release: f.Release, Revision: result.Revision, Upgraded: result.Upgraded,
 		Chart: result.ChartVersion, AppVersion: result.AppVersion, Mode: o.Mode, Address: o.Address,
 	}
 	if o.Mode == state.ModeNodePort && !o.AnonymousPull {

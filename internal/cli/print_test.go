@@ -2,21 +2,26 @@ package cli
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/spf13/cobra"
 	"helm.sh/helm/v3/pkg/chart"
+	"helm.sh/helm/v3/pkg/release"
 
 	"github.com/zarf-dev/zarf-registry/internal/api/reloadstatus"
 	"github.com/zarf-dev/zarf-registry/internal/cli/clitest"
 	"github.com/zarf-dev/zarf-registry/internal/cli/cmdflags"
+	"github.com/zarf-dev/zarf-registry/internal/cli/hook"
 	"github.com/zarf-dev/zarf-registry/internal/cli/render"
 	"github.com/zarf-dev/zarf-registry/internal/exitcode"
 	"github.com/zarf-dev/zarf-registry/internal/hook/preflight"
@@ -34,7 +39,7 @@ var proxyOptions = settings.Settings{
 
 func TestPreflightIsPrintedWithCauseAndRemedy(t *testing.T) {
 	golden := files.Open(t, "plan")
-	f := &chartFlags{Global: &cmdflags.Global{Namespace: "zarf"}, release: "zarf-registry", output: "table"}
+	f := &chartFlags{Global: &cmdflags.Global{Namespace: "zarf", Release: "zarf-registry"}, output: "table"}
 	c := &chart.Chart{Metadata: &chart.Metadata{Version: "0.1.0"}}
 	plan := &install.Plan{Settings: proxyOptions, Manifest: "kind: A\n", Findings: []preflight.Finding{
 		{Check: "port", Severity: preflight.Blocker, Object: "Service default/web", Cause: "it has the port",
@@ -74,7 +79,7 @@ func TestTheResultSaysHowToPushAndPull(t *testing.T) {
 		"proxy": proxyOptions, "nodeport": nodePort, "nodeport without a credential": anonymous, "external": external,
 	} {
 		t.Run(name, func(t *testing.T) {
-			f := &chartFlags{Global: &cmdflags.Global{Namespace: options.Namespace}, release: "zarf-registry",
+			f := &chartFlags{Global: &cmdflags.Global{Namespace: options.Namespace, Release: "zarf-registry"},
 				output: "table"}
 			result := &install.Result{Settings: options, Revision: 1, ChartVersion: "0.1.0", AppVersion: "0.1.0"}
 			var out bytes.Buffer
@@ -190,4 +195,73 @@ func TestStatusIsPrintedAsATable(t *testing.T) {
 	r.Certificates, r.Nodes = nil, nil
 	r.Next = []string{"Do this.", "Do that."}
 	golden.Check(t, "unhealthy", clitest.Text(t, printStatus, r))
+}
+
+func TestUninstallListsTheObjects(t *testing.T) {
+	golden := files.Open(t, "uninstall")
+	f := &uninstallFlags{Flags: &hook.Flags{Settings: proxyOptions}}
+	rel := &release.Release{Name: "zarf-registry", Namespace: "zarf", Version: 3,
+		Chart: &chart.Chart{Metadata: &chart.Metadata{Version: "0.1.0"}}, Manifest: `---
+apiVersion: v1
+kind: PersistentVolumeClaim
+metadata: {name: zarf-registry, namespace: zarf, annotations: {helm.sh/resource-policy: keep}}
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRole
+metadata: {name: zarf-registry-healer}
+`}
+	golden.Check(t, "release", clitest.Text(t, f.plan, rel))
+	golden.Check(t, "no release", clitest.Text(t, f.plan, nil))
+}
+
+func TestStatusWaits(t *testing.T) {
+	sick, healthy := &status.Report{Next: []string{"Do this."}}, &status.Report{Healthy: true}
+	absent := errors.New("not there")
+	answers := func(given ...any) func() (*status.Report, error) {
+		return func() (*status.Report, error) {
+			answer := given[0]
+			if len(given) > 1 {
+				given = given[1:]
+			}
+			if err, failed := answer.(error); failed {
+				return nil, err
+			}
+			return answer.(*status.Report), nil
+		}
+	}
+	for name, c := range map[string]struct {
+		wait    bool
+		limit   time.Duration
+		answers func() (*status.Report, error)
+		want    *status.Report
+		err     error
+		log     string
+	}{
+		"at once":                  {false, time.Hour, answers(sick), sick, nil, ""},
+		"an error":                 {false, time.Hour, answers(absent), nil, absent, ""},
+		"until it is healthy":      {true, time.Hour, answers(absent, sick, sick, healthy), healthy, nil, "not there|Do this."},
+		"until the time is over":   {true, 3 * time.Second, answers(sick), sick, nil, "Do this."},
+		"in vain for a report":     {true, 3 * time.Second, answers(absent), nil, absent, "not there"},
+		"not if it makes no sense": {true, time.Hour, answers(exitcode.Refuse("no")), nil, nil, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				ctx, cancel := context.WithTimeoutCause(t.Context(), c.limit, errors.New("too late"))
+				defer cancel()
+				var out bytes.Buffer
+				got, err := awaitHealth(ctx, c.wait, render.NewProgress(&out, slog.LevelInfo), c.answers)
+				if got != c.want || (err == nil) != (got != nil) || !errors.Is(err, c.err) && c.err != nil {
+					t.Errorf("report %v, error %v", got, err)
+				}
+				var waited []string
+				for line := range strings.Lines(out.String()) {
+					_, missing, _ := strings.Cut(strings.TrimSpace(line), "healthy release: ")
+					waited = append(waited, missing)
+				}
+				if said := strings.Join(waited, "|"); said != c.log {
+					t.Errorf("it says %q, want %q", said, c.log)
+				}
+			})
+		})
+	}
 }

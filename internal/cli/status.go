@@ -1,9 +1,13 @@
 package cli
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -17,7 +21,9 @@ import (
 // statusFlags are the flags of status.
 type statusFlags struct {
 	cmdflags.Cluster
-	output string
+	wait    bool
+	timeout time.Duration
+	output  string
 }
 
 func newStatus(global *cmdflags.Global) *cobra.Command {
@@ -27,18 +33,22 @@ func newStatus(global *cmdflags.Global) *cobra.Command {
 		Short: "Show whether all nodes can pull, and what to do if not",
 		Long: `status reports the state of the registry, the nodes, the certificates and the release, and
 what to do about each problem. It changes nothing. Objects that this identity may not read
-are reported and skipped.
+are reported and skipped. With --wait, it reports once nothing needs attention, or after
+--timeout.
 
 Columns:` + status.ColumnHelp(status.NodeColumns) + status.ColumnHelp(status.NodeConfigColumns) + `
 
 Exit codes: 0 if nothing needs attention, 1 on failure, 3 if the command line is invalid, 4 if
 something needs attention.`,
 		Example: `  zarf-registry status
+  zarf-registry status --wait --timeout 10m
   zarf-registry status --output json | jq .next`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return f.run(cmd) },
 	}
 	f.Register(cmd.Flags())
+	cmd.Flags().BoolVar(&f.wait, "wait", false, "wait until nothing needs attention")
+	cmd.Flags().DurationVar(&f.timeout, "timeout", 5*time.Minute, "time limit for the whole run")
 	cmdflags.AddOutput(cmd, &f.output)
 	return cmd
 }
@@ -51,11 +61,52 @@ func (f *statusFlags) run(cmd *cobra.Command) error {
 	if err != nil {
 		return err
 	}
-	report, err := f.CollectStatus(cmd.Context(), config, client)
+	ctx, cancel := context.WithTimeoutCause(cmd.Context(), f.timeout,
+		fmt.Errorf("not done within %s (--timeout)", f.timeout))
+	defer cancel()
+	report, err := awaitHealth(ctx, f.wait, f.Progress(cmd.ErrOrStderr()), func() (*status.Report, error) {
+		return f.CollectStatus(ctx, config, client)
+	})
 	if err != nil {
 		return err
 	}
 	return render.Report(cmd.OutOrStdout(), f.output, render.Status, report, printStatus, report.Next)
+}
+
+// statusInterval is the pause between two reports of status --wait.
+const statusInterval = 2 * time.Second
+
+// awaitHealth returns the first report or, to wait, the first healthy one. When the time is over, it returns the last.
+func awaitHealth(ctx context.Context, wait bool, log *slog.Logger, collect func() (*status.Report, error)) (
+	last *status.Report, err error) {
+	said := ""
+	for {
+		report, err := collect()
+		missing := ""
+		if err != nil {
+			missing = err.Error()
+		} else if last = report; !report.Healthy {
+			missing = report.Next[0]
+		}
+		switch {
+		case err == nil && (!wait || report.Healthy):
+			return report, nil
+		case last != nil && errors.Is(ctx.Err(), context.DeadlineExceeded):
+			return last, nil
+		case ctx.Err() != nil:
+			return nil, errors.Join(err, context.Cause(ctx))
+		case err != nil && (!wait || exitcode.IsRefusal(err)):
+			return nil, err
+		}
+		if missing != said {
+			said = missing
+			log.Info("waiting", "for", "a healthy release", "missing", missing)
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(statusInterval):
+		}
+	}
 }
 
 // printStatus writes the report as text.

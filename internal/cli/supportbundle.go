@@ -210,7 +210,6 @@ func (f *bundleFlags) writePreflight(ctx context.Context, client kubernetes.Inte
 	cmd := &cobra.Command{}
 	flags.register(cmd) // sets the defaults
 	cmd.SetErr(stderr)
-	flags.release = f.Release
 	deployment, err := client.AppsV1().Deployments(f.Namespace).Get(ctx, f.Name, metav1.GetOptions{})
 	if err == nil { // with namespaceOverride, the release is elsewhere
 		flags.Namespace = cmp.Or(deployment.Annotations[names.AnnotationReleaseNamespace], flags.Namespace)

@@ -3,8 +3,10 @@ package cli
 import (
 	"context"
 	"fmt"
+	"io"
 
 	"github.com/spf13/cobra"
+	"helm.sh/helm/v3/pkg/release"
 
 	"github.com/zarf-dev/zarf-registry/internal/cli/cmdflags"
 	"github.com/zarf-dev/zarf-registry/internal/cli/hook"
@@ -12,8 +14,15 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/release/settings"
 )
 
+// uninstallFlags are the flags of uninstall.
+type uninstallFlags struct {
+	*hook.Flags
+	dryRun bool
+	ask    cmdflags.Confirmation
+}
+
 func newUninstall(global *cmdflags.Global) *cobra.Command {
-	f := hook.NewFlags(global)
+	f := &uninstallFlags{Flags: hook.NewFlags(global)}
 	cmd := &cobra.Command{
 		Use:   "uninstall",
 		Short: "Remove the registry; the volume with its images stays",
@@ -23,19 +32,23 @@ credentials or programs stay. Unlike helm uninstall, it needs no image on any no
 
 The volume claim stays, unless the values have registry.persistence.retain=false. If the
 release is gone already, uninstall removes what is left of it. To continue an interrupted
-run, run the same command again.
+run, run the same command again. On a terminal, it asks before it begins; --dry-run lists what
+would be deleted.
 
 Exit codes: 0 on success, 1 on failure or timeout, 3 if a retry would fail in the same way.`,
 		Example: `  zarf-registry uninstall
-  zarf-registry uninstall --namespace registry`,
+  zarf-registry uninstall --dry-run
+  zarf-registry uninstall --namespace registry --yes`,
 		Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error { return uninstall(cmd, f) },
+		RunE: func(cmd *cobra.Command, _ []string) error { return f.run(cmd) },
 	}
 	f.Target(cmd.Flags())
+	cmd.Flags().BoolVar(&f.dryRun, "dry-run", false, "only list what would be deleted")
+	f.ask.Register(cmd)
 	return cmd
 }
 
-func uninstall(cmd *cobra.Command, f *hook.Flags) error {
+func (f *uninstallFlags) run(cmd *cobra.Command) error {
 	ctx, c, stop, err := f.Connect(cmd)
 	if err != nil {
 		return err
@@ -43,6 +56,17 @@ func uninstall(cmd *cobra.Command, f *hook.Flags) error {
 	defer stop()
 	log := f.Progress(cmd.ErrOrStderr())
 	helm, err := install.Connect(c.Config, f.Settings.Namespace, log)
+	if err != nil {
+		return err
+	}
+	rel, err := install.Installed(helm, f.Settings.Release)
+	if err != nil {
+		return err
+	}
+	if f.dryRun {
+		return f.plan(cmd.OutOrStdout(), rel)
+	}
+	err = f.ask.Ask(cmd, "Uninstall it?", func(w io.Writer) error { return f.plan(w, rel) })
 	if err != nil {
 		return err
 	}
@@ -71,5 +95,30 @@ func uninstall(cmd *cobra.Command, f *hook.Flags) error {
 	}
 	_, err = fmt.Fprintf(cmd.OutOrStdout(), "Release %s in namespace %s %s.\n", f.Settings.Release, f.Settings.Namespace,
 		did)
+	return err
+}
+
+// plan lists what an uninstall deletes. The release is nil if it does not exist.
+func (f *uninstallFlags) plan(w io.Writer, rel *release.Release) error {
+	if rel == nil {
+		_, err := fmt.Fprintf(w, "Release %s in namespace %s does not exist; what is left of it would be deleted.\n",
+			f.Settings.Release, f.Settings.Namespace)
+		return err
+	}
+	objects, err := install.Objects(rel)
+	if err != nil {
+		return err
+	}
+	fmt.Fprintf(w, "Release %s in namespace %s, revision %d of chart %s, has these objects:\n", rel.Name, rel.Namespace,
+		rel.Version, rel.Chart.Metadata.Version)
+	for _, o := range objects {
+		does := "delete"
+		if o.Kept {
+			does = "keep"
+		}
+		fmt.Fprintf(w, "  %-7s %s\n", does, o)
+	}
+	_, err = fmt.Fprintln(w, "Its certificates, credentials and programs would be deleted too, and nodes would get back "+
+		"their original files.")
 	return err
 }

@@ -229,7 +229,12 @@ func (r *run) readStep(ctx context.Context) (string, error) {
 	if r.last == nil {
 		return "not found: this is a new installation", nil
 	}
-	return fmt.Sprintf("found revision %d, %s", r.last.Version, r.last.Info.Status), nil
+	found := fmt.Sprintf("found revision %d, %s: ", r.last.Version, r.last.Info.Status)
+	if !r.upgrade() {
+		return found + "this repeats the installation", nil
+	}
+	return found + fmt.Sprintf("this upgrades chart %s to %s", r.last.Chart.Metadata.Version,
+		r.Options.Chart.Metadata.Version), nil
 }
 
 // read reads the namespace and the release. It refuses a release that cannot be continued.

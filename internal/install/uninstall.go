@@ -12,7 +12,52 @@ import (
 	"helm.sh/helm/v3/pkg/kube"
 	"helm.sh/helm/v3/pkg/release"
 	"helm.sh/helm/v3/pkg/storage/driver"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/yaml"
 )
+
+// Installed returns the newest revision of a release, or nil if it does not exist. It refuses one of another chart.
+func Installed(helm *action.Configuration, name string) (*release.Release, error) {
+	rel, err := helm.Releases.Last(name)
+	if errors.Is(err, driver.ErrReleaseNotFound) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("reading release %s: %w", name, err)
+	}
+	return rel, refuseForeign(rel)
+}
+
+// Object is one of the chart's.
+type Object struct {
+	Kind, Namespace, Name string
+	// Kept means that an uninstall leaves it: the volume claim, unless the values say otherwise.
+	Kept bool
+}
+
+// String returns the object as messages name it.
+func (o Object) String() string {
+	if o.Namespace == "" {
+		return o.Kind + " " + o.Name
+	}
+	return o.Kind + " " + o.Namespace + "/" + o.Name
+}
+
+// Objects returns the objects of a release, in the order of its manifest, without those that only hooks create.
+func Objects(rel *release.Release) ([]Object, error) {
+	var objects []Object
+	for part := range strings.SplitSeq("\n"+rel.Manifest, "\n---") {
+		var o metav1.PartialObjectMetadata
+		if err := yaml.Unmarshal([]byte(part), &o); err != nil {
+			return nil, fmt.Errorf("reading the manifest of release %s: %w", rel.Name, err)
+		}
+		if o.Kind != "" {
+			objects = append(objects, Object{o.Kind, o.Namespace, o.Name,
+				o.Kind == "PersistentVolumeClaim" && o.Annotations[kube.ResourcePolicyAnno] == kube.KeepPolicy})
+		}
+	}
+	return objects, nil
+}
 
 // Uninstall does the work of the release's cleanup Job and then removes the chart's objects, as helm uninstall does. It
 // creates the pods that restore files on nodes, and calls cleanup once with the arguments of that Job, or of another
@@ -22,15 +67,12 @@ import (
 func Uninstall(ctx context.Context, helm *action.Configuration, name string, limit time.Duration,
 	cleanup func(ctx context.Context, args []string) error,
 ) (found bool, err error) {
-	rel, err := helm.Releases.Last(name)
-	if errors.Is(err, driver.ErrReleaseNotFound) {
+	rel, err := Installed(helm, name)
+	switch {
+	case err != nil:
+		return false, err
+	case rel == nil:
 		return false, cleanup(ctx, nil)
-	}
-	if err != nil {
-		return false, fmt.Errorf("reading release %s: %w", name, err)
-	}
-	if err := refuseForeign(rel); err != nil {
-		return true, err
 	}
 	args, err := jobArguments(rel, "cleanup")
 	if err != nil {

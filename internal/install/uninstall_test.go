@@ -133,6 +133,46 @@ func TestUninstallWithoutAReleaseCleansUp(t *testing.T) {
 	}
 }
 
+func TestTheObjectsOfARelease(t *testing.T) {
+	b := newBench(t, namespace())
+	b.template("objects.yaml", `
+apiVersion: v1
+kind: PersistentVolumeClaim
+metadata: {name: kept, namespace: zarf, annotations: {helm.sh/resource-policy: keep}}
+---
+apiVersion: v1
+kind: PersistentVolumeClaim
+metadata: {name: deleted, namespace: zarf}
+---
+apiVersion: apps/v1
+kind: DaemonSet # uninstall deletes proxies, which Helm keeps
+metadata: {name: proxy, namespace: zarf, annotations: {helm.sh/resource-policy: keep}}
+`)
+	b.mustRun()
+	rel, err := install.Installed(b.Helm, "zarf-registry")
+	if err != nil {
+		t.Fatal(err)
+	}
+	objects, err := install.Objects(rel)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	for _, o := range objects {
+		got = append(got, fmt.Sprintf("%s kept=%t", o, o.Kept))
+	}
+	want := []string{"ConfigMap a kept=false", "PersistentVolumeClaim zarf/deleted kept=false",
+		"PersistentVolumeClaim zarf/kept kept=true", "DaemonSet zarf/proxy kept=false"}
+	slices.Sort(got)
+	slices.Sort(want)
+	if !slices.Equal(got, want) {
+		t.Errorf("objects %q, want %q", got, want)
+	}
+	if rel, err := install.Installed(b.Helm, "another"); rel != nil || err != nil {
+		t.Errorf("a release that does not exist: %v, %v", rel, err)
+	}
+}
+
 func TestUninstallLeavesOtherChartsAlone(t *testing.T) {
 	b := newBench(t, namespace())
 	b.mustRun()

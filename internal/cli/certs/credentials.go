@@ -44,7 +44,7 @@ Exit codes: 0 on success, 1 on failure or timeout, 3 if the command line is inva
 				return err
 			}
 			defer stop()
-			of := &cmdflags.Cluster{Global: f.Global, Release: f.Settings.Release, Name: f.Settings.Name}
+			of := &cmdflags.Cluster{Global: f.Global, Name: f.Settings.Name}
 			list, err := listCredentials(ctx, c.Client, of)
 			if err != nil {
 				return err

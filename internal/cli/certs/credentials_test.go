@@ -29,7 +29,7 @@ func TestCredentialsAreListedWithoutPasswords(t *testing.T) {
 		return &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "zarf", Name: name},
 			Data: map[string][]byte{"username": []byte(user), "password": []byte("very secret"), state.Key: saved}}
 	}
-	of := &cmdflags.Cluster{Global: &cmdflags.Global{Namespace: "zarf"}, Release: "zarf-registry", Name: "full"}
+	of := &cmdflags.Cluster{Global: &cmdflags.Global{Namespace: "zarf"}, Name: "full"}
 	objects := []runtime.Object{secret("full-state", ""), secret("full-credentials", "zarf-push"),
 		secret("full-pull", "zarf-pull")}
 	list, err := listCredentials(t.Context(), fake.NewClientset(objects...), of)

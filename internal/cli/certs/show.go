@@ -43,7 +43,7 @@ something needs attention.`,
 				return err
 			}
 			defer stop()
-			release := cmdflags.Cluster{Global: f.Global, Release: f.Settings.Release, Name: f.Settings.Name}
+			release := cmdflags.Cluster{Global: f.Global, Name: f.Settings.Name}
 			options, err := release.StatusOptions(c.Config, c.Client)
 			if err != nil {
 				return err

@@ -32,10 +32,10 @@ import (
 // Cluster select the release whose registry is used.
 type Cluster struct {
 	*Global
-	Release, Name string
+	Name string
 }
 
-func (f *Cluster) Register(flags *pflag.FlagSet) { AddRelease(flags, &f.Release, &f.Name) }
+func (f *Cluster) Register(flags *pflag.FlagSet) { AddName(flags, &f.Name) }
 
 // Validate rejects flags that are wrong in any cluster.
 func (f *Cluster) Validate() error {

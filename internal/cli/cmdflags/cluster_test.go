@@ -25,7 +25,7 @@ func TestTheCredentialIsThePresentOne(t *testing.T) {
 		}
 	}
 	client := fake.NewClientset(secret("first"))
-	flags := &Cluster{&Global{Namespace: "zarf"}, "zarf-registry", "zarf-registry"}
+	flags := &Cluster{&Global{Namespace: "zarf", Release: "zarf-registry"}, "zarf-registry"}
 	access := release.NewPushAccess(flags.Name, flags.Namespace, &corev1.Secret{}, secret("first"))
 	credential := flags.presentCredential(client, access)
 	is := func(when, host string, want auth.Credential) {

@@ -3,7 +3,9 @@
 package cmdflags
 
 import (
+	"cmp"
 	"fmt"
+	"os"
 	"slices"
 	"strings"
 
@@ -25,17 +27,20 @@ func Group(use, short string, commands ...*cobra.Command) *cobra.Command {
 	return cmd
 }
 
-// AddRelease select the release.
-func AddRelease(flags *pflag.FlagSet, release, name *string) {
-	flags.StringVar(release, "release", names.Chart, "name of the release")
+// AddName adds the flag that, with those of all commands, says what the objects of the release are called.
+func AddName(flags *pflag.FlagSet, name *string) {
 	flags.StringVar(name, "name", names.Chart, "full name of the chart, the prefix of the names of its objects")
 }
+
+// The environment may have other defaults for the release and its namespace than the chart.
+func defaultNamespace() string { return cmp.Or(os.Getenv("ZARF_REGISTRY_NAMESPACE"), names.Namespace) }
+func defaultRelease() string   { return cmp.Or(os.Getenv("ZARF_REGISTRY_RELEASE"), names.Chart) }
 
 // ReleaseArguments returns the flags that name a release, with a leading space, without those that have their
 // default.
 func ReleaseArguments(namespace, release, name string) string {
 	var arguments string
-	for _, f := range [][3]string{{"namespace", namespace, names.Namespace}, {"release", release, names.Chart},
+	for _, f := range [][3]string{{"namespace", namespace, defaultNamespace()}, {"release", release, defaultRelease()},
 		{"name", name, names.Chart}} {
 		if f[1] != f[2] {
 			arguments += " --" + f[0] + " " + f[1]

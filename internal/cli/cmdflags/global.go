@@ -11,13 +11,13 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/cli/render"
 	"github.com/zarf-dev/zarf-registry/internal/cluster"
 	"github.com/zarf-dev/zarf-registry/internal/logging"
-	"github.com/zarf-dev/zarf-registry/internal/release/names"
 )
 
-// Global are the flags of all commands: cluster, namespace and log.
+// Global are the flags of all commands: cluster, release and log.
 type Global struct {
 	Access    cluster.Access
 	Namespace string // of the release and its objects
+	Release   string
 	Log       logging.Options
 
 	accessFlags *pflag.FlagSet
@@ -38,7 +38,10 @@ func (f *Global) Attach(cmd *cobra.Command) {
 
 	flags := cmd.PersistentFlags()
 	flags.AddFlagSet(f.accessFlags)
-	flags.StringVarP(&f.Namespace, "namespace", "n", names.Namespace, "Namespace of the release and its objects")
+	flags.StringVarP(&f.Namespace, "namespace", "n", defaultNamespace(),
+		"Namespace of the release and its objects; $ZARF_REGISTRY_NAMESPACE sets the default")
+	flags.StringVar(&f.Release, "release", defaultRelease(),
+		"Name of the release; $ZARF_REGISTRY_RELEASE sets the default")
 	f.Log.Register(flags)
 	flags.Lookup("log-level").Usage = "Minimum log `LEVEL`: debug, info, warn or error"
 	flags.Lookup("log-format").Usage = "Log `FORMAT`: json, text, or auto (readable lines)"

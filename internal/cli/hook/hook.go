@@ -131,7 +131,7 @@ func (f *Flags) settingsFlag(flags *pflag.FlagSet) {
 
 // Target adds the flags of commands that need only the names of the release.
 func (f *Flags) Target(flags *pflag.FlagSet) {
-	cmdflags.AddRelease(flags, &f.Settings.Release, &f.Settings.Name)
+	cmdflags.AddName(flags, &f.Settings.Name)
 	f.limits(flags)
 }
 
@@ -148,8 +148,8 @@ func (f *Flags) validate(flags *pflag.FlagSet) error {
 	if f.Timeout <= 0 {
 		return fmt.Errorf("invalid --timeout %s: want a positive duration", f.Timeout)
 	}
-	if named := flags.Lookup("release") != nil; named && f.document == "" {
-		f.Settings.Namespace = f.Namespace
+	if named := flags.Lookup("name") != nil; named && f.document == "" {
+		f.Settings.Namespace, f.Settings.Release = f.Namespace, f.Release
 		return f.Settings.ValidateRelease()
 	}
 	for _, name := range []string{"namespace", "release", "name", "pod-security-label"} {

@@ -128,7 +128,7 @@ func (f *imageFlags) storeDirFlag(cmd *cobra.Command) {
 // registry or cluster.
 func (f *imageFlags) validate(flags *pflag.FlagSet) error {
 	var errs []error
-	if flags.Lookup("release") != nil {
+	if flags.Lookup("name") != nil {
 		errs = append(errs, f.cluster.Validate())
 	}
 	if flags.Lookup("platform") != nil && f.platform != "auto" {

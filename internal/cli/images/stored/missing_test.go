@@ -218,7 +218,7 @@ func TestManifestsAreRead(t *testing.T) {
 }
 
 func TestWorkloadsOfTheReleaseDoNotCount(t *testing.T) {
-	f := &missingFlags{cluster: cmdflags.Cluster{Global: &cmdflags.Global{Namespace: "zarf"}, Release: "r"}, excluded: []string{"kube-system"}}
+	f := &missingFlags{cluster: cmdflags.Cluster{Global: &cmdflags.Global{Namespace: "zarf", Release: "r"}}, excluded: []string{"kube-system"}}
 	own := map[string]string{"app.kubernetes.io/instance": "r"}
 	for _, c := range []struct {
 		namespace string

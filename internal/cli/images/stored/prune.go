@@ -21,6 +21,7 @@ type pruneFlags struct {
 
 func NewPrune(global *cmdflags.Global) *cobra.Command {
 	f := &pruneFlags{removalFlags: newRemovalFlags(global)}
+	f.ask = &cmdflags.Confirmation{}
 	cmd := &cobra.Command{
 		Use:   "prune",
 		Short: "Delete images that nothing uses from the cluster's registry, by rules",
@@ -36,14 +37,16 @@ components of repositories do not count, so references through mirrors, Zarf's t
 are not found: name them with --keep or --keep-list.
 
 Signatures, SBOMs and platforms are kept and deleted with their image. The registry's own
-images are never deleted. An image that is pushed while prune runs is kept.
+images are never deleted. An image that is pushed while prune runs is kept. On a terminal, prune
+lists the images and asks.
 
 --dry-run prints what would be deleted, what it would free, and with --output json why each
 other image is kept. Content that was pushed within --grace-period is freed by a later
 garbage collection.
 
-Exit codes: 0 on success, 1 on failure, 3 if nothing was tried. If prune is interrupted, run
-it again.`,
+If prune is interrupted, run it again.
+
+Exit codes: 0 on success, 1 on failure or timeout, 3 if nothing was tried.`,
 		Example: `  zarf-registry images prune --older-than 90d --keep-last 3 --dry-run
   zarf-registry images prune --untagged --keep-list release-images.txt
   zarf-registry images prune --older-than 1h --dry-run --output json | jq '.kept[] | {reason, references}'`,
@@ -65,6 +68,7 @@ it again.`,
 		_ = cmd.RegisterFlagCompletionFunc(flag, f.cluster.CompleteStored(repositories)) // fails only for an unknown flag
 	}
 	f.register(cmd)
+	f.ask.Register(cmd)
 	return cmd
 }
 

@@ -30,6 +30,7 @@ import (
 type removalFlags struct {
 	cluster cmdflags.Cluster
 	dryRun  bool
+	ask     *cmdflags.Confirmation // nil: the command never asks
 	collect bool
 	request gc.Request
 	output  string
@@ -116,6 +117,13 @@ func (f *removalFlags) remove(cmd *cobra.Command, choose func(*catalog.Catalog, 
 	manifests := catalog.ManifestsToDelete(chosen.decisions)
 	removed := newRemoval(f.dryRun, c.Address, content, chosen, manifests)
 	removed.Reclaimable = content.Reclaimable(manifests, f.request.Grace)
+	if f.ask != nil && !f.dryRun && len(manifests) > 0 {
+		preview := *removed
+		preview.DryRun = true
+		if err := f.ask.Ask(cmd, "Delete them?", func(w io.Writer) error { return f.print(w, &preview) }); err != nil {
+			return err
+		}
+	}
 	if !f.dryRun {
 		for _, t := range chosen.untagged {
 			if err := cluster.DeleteTag(ctx, c.Transport, c.Access, t.repository, t.tag); err != nil {
