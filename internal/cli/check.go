@@ -90,7 +90,7 @@ func (f *checkFlags) common(flags *pflag.FlagSet) {
 		"directory with tls.crt, tls.key and ca.crt of a node")
 	flags.StringVar(&f.credentialsDir, "credentials-dir", "/etc/zarf-registry/credentials",
 		"directory with the push credential: the files username and password")
-	flags.DurationVar(&f.timeout, "timeout", time.Minute, "time limit for the whole run")
+	cmdflags.AddTimeout(flags, &f.timeout, time.Minute)
 	_ = cobra.MarkFlagRequired(flags, "registry") // fails only for an unknown flag
 }
 
@@ -122,15 +122,11 @@ func (f *checkFlags) target() (probe.Target, error) {
 // Run prints a line for each step. The error repeats the failed steps, because it becomes the
 // pod's termination message.
 func (f *checkFlags) run(cmd *cobra.Command, do func(context.Context, probe.Target, func(probe.Check)) error) error {
-	if f.timeout <= 0 {
-		return exitcode.Refuse("invalid --timeout %s: want a positive duration", f.timeout)
-	}
 	t, err := f.target()
 	if err != nil {
 		return &exitcode.Refusal{Err: err}
 	}
-	ctx, cancel := context.WithTimeoutCause(cmd.Context(), f.timeout,
-		fmt.Errorf("not done within %s (--timeout)", f.timeout))
+	ctx, cancel := cmdflags.WithTimeout(cmd.Context(), f.timeout)
 	defer cancel()
 	err = do(ctx, t, func(s probe.Check) { printStep(cmd.OutOrStdout(), s) })
 	if err != nil && ctx.Err() != nil {

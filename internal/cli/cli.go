@@ -21,7 +21,6 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/cli/cmdflags"
 	"github.com/zarf-dev/zarf-registry/internal/cli/hook"
 	"github.com/zarf-dev/zarf-registry/internal/cli/images"
-	"github.com/zarf-dev/zarf-registry/internal/cli/images/stored"
 	"github.com/zarf-dev/zarf-registry/internal/cli/render"
 	"github.com/zarf-dev/zarf-registry/internal/cluster"
 	"github.com/zarf-dev/zarf-registry/internal/exitcode"
@@ -122,7 +121,7 @@ func New(stdout, stderr io.Writer) *cobra.Command {
 		commands []*cobra.Command
 	}{
 		{"Set up:", []*cobra.Command{newInstall(global), newUninstall(global)}},
-		{"Images:", []*cobra.Command{images.New(global), stored.NewGarbageCollect(global)}},
+		{"Images:", []*cobra.Command{images.New(global)}},
 		{"Check and fix:", []*cobra.Command{newStatus(global), newHeal(global), certs.New(global),
 			certs.NewCredentials(global), newSupportBundle(global)}},
 		{otherCommands, []*cobra.Command{newVersion()}},

@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"net/http"
@@ -71,7 +72,8 @@ func TestTransfersAreLimited(t *testing.T) {
 			c := newImageCommand(t, nil)
 			run := func(counting *counter, command string, args ...string) {
 				t.Helper()
-				c.run(append([]string{command, "--plain-http", "--oci-concurrency", fmt.Sprint(limit)}, args...)...)
+				plain := map[string]string{"copy": "--to-plain-http"}
+				c.run(append([]string{command, cmp.Or(plain[command], "--plain-http"), "--oci-concurrency", fmt.Sprint(limit)}, args...)...)
 				if most := counting.peak(); most != limit {
 					t.Errorf("images %s: %d requests at once, want %d", command, most, limit)
 				}

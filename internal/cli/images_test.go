@@ -292,10 +292,10 @@ func TestZarfTags(t *testing.T) {
 	name := "zarf.dev/team/app:1"
 	pushed := to.host() + "/team/app:1\n" + to.host() + "/team/app:1-zarf-2854962264\n"
 	for _, args := range [][]string{
-		{"push", archive, "--reference", name},
-		{"copy", from.host() + "/team/app:1", "--reference", name, "--from-plain-http"},
+		{"push", archive, "--reference", name, "--plain-http"},
+		{"copy", from.host() + "/team/app:1", "--reference", name, "--from-plain-http", "--to-plain-http"},
 	} {
-		clitest.Same(t, args[0]+" prints", c.run(append(args, "--to", to.host(), "--plain-http", "--zarf-tags")...), pushed)
+		clitest.Same(t, args[0]+" prints", c.run(append(args, "--to", to.host(), "--zarf-tags")...), pushed)
 	}
 	clitest.Same(t, "the additional tag", to.has(t, "team/app:1-zarf-2854962264"), digest)
 }
@@ -310,7 +310,7 @@ func TestResultsAsJSON(t *testing.T) {
 			"--no-store"},
 		"pull to an archive": {"pull", from.host() + "/app:1", "--out", filepath.Join(c.home, "a.tar"), "--plain-http",
 			"--no-store"},
-		"copy": {"copy", from.host() + "/app:1", "--to", to.host(), "--plain-http", "--from-plain-http", "--no-store"},
+		"copy": {"copy", from.host() + "/app:1", "--to", to.host(), "--to-plain-http", "--from-plain-http", "--no-store"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			out := bytes.ReplaceAllString(golden(t, c.run(append(args, "--output", "json")...), from.host(), "FROM",
@@ -363,7 +363,7 @@ func TestThePlatformIsThisMachinesWhereThereIsNoCluster(t *testing.T) {
 	c := newImageCommand(t, nil)
 	from, to := newTestRegistry(t, false, "", ""), newTestRegistry(t, false, "", "")
 	index := from.putIndex(t, "app:1")
-	code, _, errOut := c.context(t.Context(), "", "copy", from.host()+"/app:1", "--to", to.host(), "--plain-http",
+	code, _, errOut := c.context(t.Context(), "", "copy", from.host()+"/app:1", "--to", to.host(), "--to-plain-http",
 		"--from-plain-http")
 	if want := "no cluster configured, using this machine's platform (--platform) platforms=linux/" +
 		runtime.GOARCH; code != 0 || !strings.Contains(errOut, want) {
@@ -372,7 +372,7 @@ func TestThePlatformIsThisMachinesWhereThereIsNoCluster(t *testing.T) {
 	if got := to.has(t, "app:1"); got == index {
 		t.Error("the whole index was copied")
 	}
-	c.run("copy", from.host()+"/app@"+index, "--to", to.host(), "--plain-http", "--from-plain-http", "--reference",
+	c.run("copy", from.host()+"/app@"+index, "--to", to.host(), "--to-plain-http", "--from-plain-http", "--reference",
 		"other:1")
 	if got := to.has(t, "library/other:1"); got != index {
 		t.Errorf("what a digest names is not whole: %s, want %s", got, index)
@@ -428,6 +428,30 @@ func TestRegistriesThatCannotBeReachedSayWhatToDo(t *testing.T) {
 }
 
 // With --log-format=json, stderr has only JSON.
+func TestACopySaysWhichSideFails(t *testing.T) {
+	c := newImageCommand(t, nil)
+	secure, plain := newTestRegistry(t, true, "robot", "secret one"), newTestRegistry(t, false, "", "")
+	plain.put(t, "app:1", runtime.GOARCH)
+	for want, args := range map[string][]string{
+		"pass --from-plain-http": {plain.host() + "/app:1", "--to", secure.host()},
+		"or pass --to-username": {plain.host() + "/app:1", "--from-plain-http", "--to", secure.host(), "--ca-file",
+			secure.caFile(t)},
+		"or pass --from-username": {secure.host() + "/app:1", "--to", plain.host(), "--ca-file", secure.caFile(t)},
+	} {
+		message, _ := c.fails(1, "", append([]string{"copy", "--retries", "0", "--platform", "all"}, args...)...)
+		if !strings.Contains(message, want) {
+			t.Errorf("%q: it says\n%swant %q", args, message, want)
+		}
+	}
+	c.pipe("secret one", "copy", plain.host()+"/app:1", "--from-plain-http", "--to", secure.host(), "--ca-file",
+		secure.caFile(t), "--to-username", "robot", "--password-stdin")
+	c.pipe("secret one", "copy", secure.host()+"/app:1", "--from-username", "robot", "--to", plain.host(),
+		"--to-plain-http", "--ca-file", secure.caFile(t), "--password-stdin", "--prefix", "back")
+	if got, want := plain.has(t, "back/app:1"), plain.has(t, "app:1"); got != want {
+		t.Errorf("the copy is %s, want %s", got, want)
+	}
+}
+
 func TestAJSONLogIsJSONAlone(t *testing.T) {
 	c := newImageCommand(t, nil)
 	from := newTestRegistry(t, false, "", "")
@@ -493,7 +517,7 @@ func TestImagesComeFromTheDockerEngine(t *testing.T) {
 
 	clitest.Same(t, "push prints", c.run("push", "docker-daemon:team/app:1", "--to", to.host(), "--plain-http", "--reference",
 		"a.example/renamed:3"), to.host()+"/renamed:3\n")
-	clitest.Same(t, "copy prints", c.run("copy", "docker-daemon:team/app:1", "--to", to.host(), "--plain-http", "--prefix",
+	clitest.Same(t, "copy prints", c.run("copy", "docker-daemon:team/app:1", "--to", to.host(), "--to-plain-http", "--prefix",
 		"copied"), to.host()+"/copied/team/app:1\n")
 	for _, ref := range []string{"renamed:3", "copied/team/app:1"} {
 		if got := to.has(t, ref); got != pushed {
@@ -503,7 +527,7 @@ func TestImagesComeFromTheDockerEngine(t *testing.T) {
 	archive := filepath.Join(c.home, "app.tar")
 	clitest.Same(t, "pull prints", c.run("pull", "docker-daemon:team/app:1", "--out", archive), "docker.io/team/app:1\n")
 	for _, source := range []string{archive, "docker-daemon:team/app:1"} {
-		if out := c.run("list", source); !strings.Contains(out, "docker.io/team/app:1") || !strings.Contains(out, pushed) ||
+		if out := c.run("list", source, "--no-trunc"); !strings.Contains(out, "docker.io/team/app:1") || !strings.Contains(out, pushed) ||
 			strings.Contains(out, "other") {
 			t.Errorf("list %s prints\n%s", source, out)
 		}
@@ -582,8 +606,8 @@ func TestListShowsWhatIsThere(t *testing.T) {
 	text := sizes.ReplaceAllString(c.pipe("secret", from...), "SIZE")
 	clitest.Same(t, "list", strings.Join(strings.Fields(text), " "), strings.Join([]string{
 		"REFERENCE DIGEST PLATFORMS SIZE",
-		reg.host() + "/team/multi:1", index, "linux/amd64,linux/arm64 SIZE",
-		reg.host() + "/team/single:2", single, "linux/amd64 SIZE",
+		reg.host() + "/team/multi:1", index[:len("sha256:")+12] + "…", "linux/amd64,linux/arm64 SIZE",
+		reg.host() + "/team/single:2", single[:len("sha256:")+12] + "…", "linux/amd64 SIZE",
 	}, " "))
 	bytes := regexp.MustCompile(`"size": [0-9]{4,5}`)
 	out := golden(t, c.pipe("secret", append(from, "--output", "json")...), reg.host(), "HOST", index, "sha256:INDEX",
@@ -822,24 +846,31 @@ func TestImagesRefuseWhatCannotBeRight(t *testing.T) {
 		"stdin twice": {pull("-f", "-", "-f", "-"),
 			"--file: stdin can be read only once: for the password or for one list of references"},
 		"a name without a password": {pull("--username", "u"),
-			`--username requires --password-stdin: echo "$PASSWORD" | zarf-registry … --username NAME --password-stdin`},
-		"a password without a name": {push("--password-stdin"), "--password-stdin requires --username"},
+			`a user name requires --password-stdin: echo "$PASSWORD" | zarf-registry … --password-stdin`},
+		"a password without a name": {push("--password-stdin"), "--password-stdin requires a user name"},
 		"no password": {pull("--username", "u", "--password-stdin"),
 			"--password-stdin: stdin is empty: pipe the password into it"},
 		"one name for two registries": {pull("ghcr.io/a/b", "--username", "u", "--password-stdin"),
-			"--username applies to one registry, but the images are from several: transfer them one registry at a time, or use " +
+			"a user name applies to one registry, but the images are from several: transfer them one registry at a time, or use " +
 				"docker login"},
-		"one name for two sources": {duplicate("ghcr.io/a/b", "--username", "u", "--password-stdin"),
-			"--username applies to one registry, but the images are from several: transfer them one registry at a time, or use " +
+		"one name for two sources": {duplicate("ghcr.io/a/b", "--from-username", "u", "--password-stdin"),
+			"a user name applies to one registry, but the images are from several: transfer them one registry at a time, or use " +
 				"docker login"},
 		"a name for the cluster": {push("--username", "u", "--password-stdin"),
-			"--username requires --to: the cluster's registry has its own credential"},
+			"a user name requires --to: the cluster's registry has its own credential"},
+		"a name for the cluster, to copy": {duplicate("--to-username", "u", "--password-stdin"),
+			"--to-username requires --to: the cluster's registry has its own credential"},
+		"two names": {duplicate("--from-username", "u", "--to-username", "u", "--to", "a.example", "--password-stdin"),
+			"--from-username cannot be combined with --to-username, because stdin has one password: use docker login for one of " +
+				"the registries"},
+		"a URL to copy to": {duplicate("--to", "https://a.example"),
+			`invalid --to "https://a.example": want HOST[:PORT], such as registry.example.com, 10.0.0.1:5000 or localhost, without a scheme (for HTTP, use --to-plain-http)`},
 		"a name for the cluster, to list": {[]string{"list", "--username", "u", "--password-stdin"},
 			"--username requires --from"},
 		"no TLS for the cluster": {push("--plain-http"),
-			"--plain-http requires --to: the cluster's registry uses mutual TLS"},
-		"no TLS for the cluster, to copy": {duplicate("--plain-http"),
-			"--plain-http requires --to: the cluster's registry uses mutual TLS"},
+			"HTTP without TLS requires --to: the cluster's registry uses mutual TLS"},
+		"no TLS for the cluster, to copy": {duplicate("--to-plain-http"),
+			"HTTP without TLS requires --to: the cluster's registry uses mutual TLS"},
 		"no TLS for the cluster, to list": {[]string{"list", "--plain-http"}, "--plain-http requires --from"},
 		"no such authority": {pull("--ca-file", "/nonexistent"),
 			"--ca-file: open /nonexistent: no such file or directory"},
@@ -909,10 +940,10 @@ func TestInvalidRemovalsAreRefused(t *testing.T) {
 		{[]string{"prune", "--older-than=soon"}, "want a duration"},
 		{[]string{"prune", "--match=127.0.0.1:31999/a"}, "--match"},
 		{[]string{"prune", "--untagged", "--keep=A"}, "--keep"},
-		{[]string{"prune", "--untagged", "--keep-list=" + list}, "Bad Name"},
-		{[]string{"prune", "--untagged", "--keep-list=" + list + "x"}, "no such file"},
+		{[]string{"prune", "--untagged", "--keep-file=" + list}, "Bad Name"},
+		{[]string{"prune", "--untagged", "--keep-file=" + list + "x"}, "no such file"},
 		{[]string{"prune", "--untagged", "--output=xml"}, "--output"},
-		{[]string{"prune", "--untagged", "--grace-period=-1h"}, "grace period"},
+		{[]string{"prune", "--untagged", "--grace-period=-1h"}, "want a duration"},
 		{[]string{"delete"}, "nothing to delete"},
 		{[]string{"delete", "Bad Name"}, "Bad Name"},
 		{[]string{"list", "--untagged", "--from=registry.example.com"}, "cluster's registry only"},

@@ -39,7 +39,7 @@ func TestOneBadImageStopsNoOther(t *testing.T) {
 	for _, args := range [][]string{
 		{"pull", "--plain-http", "--out", archive},
 		{"pull", "--plain-http", "--out", layout},
-		{"copy", "--from-plain-http", "--plain-http", "--to", to.host()},
+		{"copy", "--from-plain-http", "--to-plain-http", "--to", to.host()},
 	} {
 		message, out := c.fails(exitcode.Failed, "", append(append(args, "--retries", "0"), refs...)...)
 		if strings.Count(out, "\n") != 2 || !strings.Contains(out, "/aa:1\n") || !strings.Contains(out, "/cc:1\n") {
@@ -50,7 +50,7 @@ func TestOneBadImageStopsNoOther(t *testing.T) {
 			t.Errorf("%v says\n%s", args, message)
 		}
 	}
-	_, out := c.fails(exitcode.Failed, "", append([]string{"copy", "--from-plain-http", "--plain-http", "--to", to.host(),
+	_, out := c.fails(exitcode.Failed, "", append([]string{"copy", "--from-plain-http", "--to-plain-http", "--to", to.host(),
 		"--retries", "0", "--output", "json"}, refs...)...)
 	var results render.List[struct{ Reference string }]
 	if err := json.Unmarshal([]byte(out), &results); err != nil || len(results.Items) != 2 ||
@@ -205,7 +205,7 @@ func TestLimitRate(t *testing.T) {
 	for _, args := range [][]string{
 		{"pull", from.host() + "/app:1", "--plain-http", "--out", archive},
 		{"push", archive, "--to", to.host(), "--plain-http"},
-		{"copy", from.host() + "/app:1", "--from-plain-http", "--plain-http", "--to", to.host(), "--prefix", "again"},
+		{"copy", from.host() + "/app:1", "--from-plain-http", "--to-plain-http", "--to", to.host(), "--prefix", "again"},
 	} {
 		begin := time.Now()
 		c.run(append(args, "--limit-rate", "8kB")...)

@@ -80,7 +80,7 @@ not allow it, also with --dry-run.`,
 		RunE: func(cmd *cobra.Command, _ []string) error { return f.run(cmd) },
 	}
 	f.register(cmd)
-	cmd.Flags().DurationVar(&f.timeout, "timeout", 10*time.Minute, "time limit for the whole run")
+	cmdflags.AddTimeout(cmd.Flags(), &f.timeout, 10*time.Minute)
 	cmd.Flags().BoolVar(&f.createNamespace, "create-namespace", true, "create the namespace if it does not exist")
 	cmd.Flags().BoolVar(&f.dryRun, "dry-run", false, "render the chart and check the cluster, without changing anything")
 	return cmd
@@ -190,16 +190,13 @@ func (f *chartFlags) installer(cmd *cobra.Command) (*install.Installer, error) {
 }
 
 func (f *installFlags) run(cmd *cobra.Command) error {
-	if f.timeout <= 0 {
-		return exitcode.Refuse("invalid --timeout %s: want a positive duration", f.timeout)
-	}
 	i, err := f.installer(cmd)
 	if err != nil {
 		return err
 	}
 	i.Options.CreateNamespace, i.Options.Timeout = f.createNamespace, f.timeout
 	if f.dryRun {
-		ctx, cancel := context.WithTimeout(cmd.Context(), f.timeout)
+		ctx, cancel := cmdflags.WithTimeout(cmd.Context(), f.timeout)
 		defer cancel()
 		return f.plan(ctx, cmd.OutOrStdout(), i)
 	}

@@ -48,7 +48,7 @@ something needs attention.`,
 	}
 	f.Register(cmd.Flags())
 	cmd.Flags().BoolVar(&f.wait, "wait", false, "wait until nothing needs attention")
-	cmd.Flags().DurationVar(&f.timeout, "timeout", 5*time.Minute, "time limit for the whole run")
+	cmdflags.AddTimeout(cmd.Flags(), &f.timeout, 5*time.Minute)
 	cmdflags.AddOutput(cmd, &f.output)
 	return cmd
 }
@@ -61,8 +61,7 @@ func (f *statusFlags) run(cmd *cobra.Command) error {
 	if err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeoutCause(cmd.Context(), f.timeout,
-		fmt.Errorf("not done within %s (--timeout)", f.timeout))
+	ctx, cancel := cmdflags.WithTimeout(cmd.Context(), f.timeout)
 	defer cancel()
 	report, err := awaitHealth(ctx, f.wait, f.Progress(cmd.ErrOrStderr()), func() (*status.Report, error) {
 		return f.CollectStatus(ctx, config, client)

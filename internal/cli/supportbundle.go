@@ -57,8 +57,8 @@ values and history, metrics, and a summary. It changes nothing.
 The archive contains no Secrets. In values and objects, it masks what has the name of a secret,
 such as password, token or auth, and user names in URLs.
 
-Objects that this identity may not read, and pods that do not answer, are missing;
-summary.txt says which, and so does the output.
+Objects that this identity may not read, pods that do not answer, and what is not read within
+--timeout are missing; summary.txt says which, and so does the output.
 
 Exit codes: 0 if the archive was written, 1 if not, 3 if the command line is invalid.`,
 		Example: `  zarf-registry support-bundle
@@ -71,9 +71,9 @@ Exit codes: 0 if the archive was written, 1 if not, 3 if the command line is inv
 	f.Register(flags)
 	flags.StringVar(&f.out, "out", "",
 		"`FILE` to write, - for stdout (default zarf-registry-support-TIME.tar.gz)")
-	flags.DurationVar(&f.since, "since", 0, "maximum age of log lines (default: any)")
+	cmdflags.AddDuration(flags, &f.since, "since", time.Second, 0, "maximum age of log lines (default: any)")
 	flags.Int64Var(&f.tail, "tail", defaultTail, "number of last lines of each log, -1 for all")
-	flags.DurationVar(&f.timeout, "timeout", defaultBundleTimeout, "time limit; what is not read by then is missing")
+	cmdflags.AddTimeout(flags, &f.timeout, defaultBundleTimeout)
 	cmdflags.AddOutput(cmd, &f.output)
 	return cmd
 }
@@ -81,14 +81,8 @@ Exit codes: 0 if the archive was written, 1 if not, 3 if the command line is inv
 // check rejects flags that are wrong in any cluster.
 func (f *bundleFlags) check() error {
 	errs := []error{f.Validate()}
-	if f.since < 0 || f.since > 0 && f.since < time.Second {
-		errs = append(errs, fmt.Errorf("invalid --since %s: want at least 1s", f.since))
-	}
 	if f.tail < -1 || f.tail == 0 {
 		errs = append(errs, fmt.Errorf("invalid --tail %d: want a positive number, or -1 for all lines", f.tail))
-	}
-	if f.timeout <= 0 {
-		errs = append(errs, fmt.Errorf("invalid --timeout %s: want a positive duration", f.timeout))
 	}
 	if f.out == "-" && render.IsData(f.output) {
 		errs = append(errs, errors.New("--out - and --output both write to stdout: write the archive to a file"))

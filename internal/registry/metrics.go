@@ -167,7 +167,7 @@ func (m *metrics) watchCollections(c *collect.Collector) {
 
 func (m *metrics) watchScrub(s *inspect.Scrubber) {
 	m.gauge("zarf_registry_scrub_problems",
-		"Stored content that the last zarf-registry images verify found missing or damaged, and that was not pushed again "+
+		"Stored content that the last zarf-registry images scrub found missing or damaged, and that was not pushed again "+
 			"since; -1 if there was none.", nil, func() float64 {
 			if status := s.Status(); status != nil {
 				return float64(status.Problems)
@@ -175,7 +175,7 @@ func (m *metrics) watchScrub(s *inspect.Scrubber) {
 			return -1
 		})
 	m.gauge("zarf_registry_scrub_last_success_timestamp_seconds",
-		"Unix time at which the last zarf-registry images verify ended; 0 if there was none.", nil, func() float64 {
+		"Unix time at which the last zarf-registry images scrub ended; 0 if there was none.", nil, func() float64 {
 			if status := s.Status(); status != nil {
 				return float64(status.FinishedAt.Unix())
 			}

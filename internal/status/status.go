@@ -140,7 +140,7 @@ type Registry struct {
 	Claim *Claim `json:"claim,omitempty"`
 	// GarbageCollection is the state of garbage collection. It is nil if no pod responded.
 	GarbageCollection *reloadstatus.GarbageCollection `json:"garbageCollection,omitempty"`
-	// Scrub is the result of the last complete zarf-registry images verify. It is nil if there was none, or if no pod
+	// Scrub is the result of the last complete zarf-registry images scrub. It is nil if there was none, or if no pod
 	// responded.
 	Scrub *reloadstatus.Scrub `json:"scrub,omitempty"`
 	// Space is how full the volume is. It is nil if no pod responded, and with S3.
@@ -513,7 +513,7 @@ func (c *collector) collection(ctx context.Context, pods []corev1.Pod) {
 				"again, from a backup or from their archives.", c.installCommand())
 		}
 		if problem := report.GarbageCollection.Problem; problem != "" {
-			c.next("The last garbage collection failed (%s): zarf-registry garbage-collect --namespace %s runs it again.",
+			c.next("The last garbage collection failed (%s): zarf-registry images garbage-collect --namespace %s runs it again.",
 				oneLine(problem), c.Namespace)
 		}
 		return
@@ -525,7 +525,7 @@ func (c *collector) scrub(report *reloadstatus.Scrub) {
 	switch {
 	case report.Problems == 0:
 	case len(report.Images) == 0:
-		c.next("The registry's storage has damaged content that no image needs: zarf-registry garbage-collect "+
+		c.next("The registry's storage has damaged content that no image needs: zarf-registry images garbage-collect "+
 			"--namespace %s removes it.", c.Namespace)
 	default:
 		c.next("The registry's storage lacks content, or has damaged content, of %s: push these images again.",

@@ -29,7 +29,7 @@ func (w *world) fullVolume(t *testing.T) {
 	archive := w.makeArchive(t, "example.com/e2e/new:1", 1<<20)
 	says := func(t *testing.T, words ...string) {
 		t.Helper()
-		step := w.advises(t, append(words, "of the volume is used", "zarf-registry garbage-collect", "registry.persistence.size")...)
+		step := w.advises(t, append(words, "of the volume is used", "zarf-registry images garbage-collect", "registry.persistence.size")...)
 		t.Logf("figure: zarf-registry status: %s", step)
 	}
 	must(t, "a volume of which 86 % are used is reported", func(t *testing.T) {
@@ -81,7 +81,7 @@ func (w *world) fullVolume(t *testing.T) {
 		// What the deletion has freed is used up, too.
 		fill(t, filler)
 		var collected collectedJSON
-		decode(t, output(t, w.command(t, w.hook, "garbage-collect", "--delete-untagged", "--grace-period=0s",
+		decode(t, output(t, w.command(t, w.hook, "images", "garbage-collect", "--delete-untagged", "--grace-period=0s",
 			"--output=json")), &collected)
 		t.Logf("figure: %d bytes were freed on a full volume", collected.Bytes)
 		if collected.Bytes < noise {

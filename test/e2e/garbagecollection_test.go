@@ -34,7 +34,7 @@ func TestGarbageCollection(t *testing.T) {
 			t.Errorf("%v: %s", err, out)
 		}
 	}
-	collect := []string{"garbage-collect", "--delete-untagged", "--grace-period=0s", "--output=json"}
+	collect := []string{"images", "garbage-collect", "--delete-untagged", "--grace-period=0s", "--output=json"}
 	// begun returns a collection that has begun; it takes at least 20 s.
 	begun := func(t *testing.T) *exec.Cmd {
 		t.Helper()
@@ -66,7 +66,7 @@ func TestGarbageCollection(t *testing.T) {
 		if dry.Bytes < noise || dry.Manifests == 0 || len(dry.Removed) != dry.Blobs+dry.Manifests || !dry.DryRun {
 			t.Errorf("%+v", dry)
 		}
-		decode(t, output(t, w.command(t, w.hook, "garbage-collect", "--dry-run", "--output=json")), &young)
+		decode(t, output(t, w.command(t, w.hook, "images", "garbage-collect", "--dry-run", "--output=json")), &young)
 		if young.Blobs != 0 {
 			t.Errorf("within the grace period %+v", young)
 		}
@@ -137,7 +137,7 @@ func TestGarbageCollection(t *testing.T) {
 	w.fullVolume(t)
 }
 
-// collectedJSON is the output of garbage-collect.
+// collectedJSON is the output of images garbage-collect.
 type collectedJSON struct {
 	DryRun           bool
 	Manifests, Blobs int

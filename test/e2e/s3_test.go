@@ -97,7 +97,7 @@ func testS3(t *testing.T, w *world, image string) {
 		w.push(t, w.makeArchive(t, "example.com/e2e/big:1", 8<<20))
 		var collected collectedJSON
 		time.Sleep(time.Second) // S3 tells some times in whole seconds
-		decode(t, output(t, w.command(t, w.hook, "garbage-collect", "--delete-untagged", "--grace-period=0s",
+		decode(t, output(t, w.command(t, w.hook, "images", "garbage-collect", "--delete-untagged", "--grace-period=0s",
 			"--output=json")), &collected)
 		if collected.Bytes < 8<<20 || storedIn(t, bucket) > before+1<<20 {
 			t.Errorf("collected %+v; %d bytes were stored, %d are now", collected, before, storedIn(t, bucket))

@@ -263,7 +263,9 @@ func (m *migration) pushToZarf(t *testing.T) {
 		m.toZarf(t, "push", archive)
 	}
 	connected := connectedRegistry(t)
-	var pushed struct{ Items []struct{ Reference, Digest string } }
+	var pushed struct {
+		Items []struct{ Reference, Digest string }
+	}
 	out := m.images(t, "", "push", m.makeArchive(t, "example.com/e2e/pinned:1", 8), "--to", connected, "--plain-http",
 		"--output=json")
 	if err := json.Unmarshal([]byte(out), &pushed); err != nil || len(pushed.Items) != 1 {
@@ -276,15 +278,17 @@ func (m *migration) pushToZarf(t *testing.T) {
 // toZarf runs zarf-registry images push or copy with Zarf's registry as the destination.
 func (m *migration) toZarf(t *testing.T, args ...string) {
 	t.Helper()
-	m.images(t, m.password(t, "registry"), append(args, "--to", m.forward(t), "--plain-http")...)
+	prefix := "--"
+	if args[0] == "copy" {
+		prefix = "--to-"
+	}
+	m.images(t, m.password(t, "registry"), append(args, "--to", m.forward(t), prefix+"plain-http", prefix+"username=zarf-push",
+		"--password-stdin")...)
 }
 
-// images runs a command of zarf-registry images, with a password for Zarf's registry unless that is empty.
+// images runs a command of zarf-registry images, with a password for Zarf's registry.
 func (m *migration) images(t *testing.T, password string, args ...string) string {
 	t.Helper()
-	if password != "" {
-		args = append(args, "--username=zarf-push", "--password-stdin")
-	}
 	cmd := m.command(t, m.hook, append([]string{"images"}, args...)...)
 	cmd.Stdin = strings.NewReader(password)
 	return output(t, cmd)
@@ -293,7 +297,9 @@ func (m *migration) images(t *testing.T, password string, args ...string) string
 // list returns the digests of a registry's images, by reference without a host.
 func (m *migration) list(t *testing.T, password string, args ...string) map[string]string {
 	t.Helper()
-	var listed struct{ Items []struct{ Reference, Digest string } }
+	var listed struct {
+		Items []struct{ Reference, Digest string }
+	}
 	out := m.images(t, password, append([]string{"list", "--output=json"}, args...)...)
 	if err := json.Unmarshal([]byte(out), &listed); err != nil {
 		t.Fatalf("%v: %s", err, out)
@@ -339,7 +345,7 @@ var markedManifest = regexp.MustCompile(`(?m)^(\S+): marking manifest (sha256:[0
 func (m *migration) copyAll(t *testing.T) {
 	t.Helper()
 	from, password := m.forward(t), m.password(t, "registry")
-	tags := m.list(t, password, "--from", from, "--plain-http")
+	tags := m.list(t, password, "--from", from, "--plain-http", "--username=zarf-push", "--password-stdin")
 	var references strings.Builder
 	for name := range tags {
 		fmt.Fprintf(&references, "%s/%s\n", from, name)
@@ -355,7 +361,8 @@ func (m *migration) copyAll(t *testing.T) {
 		t.Fatal(err)
 	}
 	begin := time.Now()
-	m.images(t, password, "copy", "--namespace", m.namespace, "--file", list, "--from-plain-http", "--platform=all")
+	m.images(t, password, "copy", "--namespace", m.namespace, "--file", list, "--from-plain-http", "--platform=all",
+		"--from-username=zarf-push", "--password-stdin")
 	t.Logf("figure: %d tags and %d manifests copied in %.1f s", len(tags), len(manifests), time.Since(begin).Seconds())
 	copied := m.list(t, "", "--namespace", m.namespace)
 	for name, digest := range tags {

@@ -55,7 +55,7 @@ func (u Usage) String() string {
 }
 
 // Remedy is what to do about a volume that is full or nearly full. It continues a sentence.
-const Remedy = "delete or prune images, run zarf-registry garbage-collect, or enlarge the volume " +
+const Remedy = "delete or prune images, run zarf-registry images garbage-collect, or enlarge the volume " +
 	"(registry.persistence.size)"
 
 // MaxDigests limits a Query: 10,000 digests are less than a megabyte.

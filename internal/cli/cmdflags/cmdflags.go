@@ -68,6 +68,11 @@ func AddOutput(cmd *cobra.Command, output *string, more ...string) {
 	Complete(cmd, "output", accepted...)
 }
 
+// AddNoTrunc adds the flag for complete digests in tables.
+func AddNoTrunc(flags *pflag.FlagSet, noTrunc *bool) {
+	flags.BoolVar(noTrunc, "no-trunc", false, "show complete digests in the table")
+}
+
 // Complete adds shell completion for the values of a flag.
 func Complete(cmd *cobra.Command, flag string, values ...string) {
 	// It fails only for an unknown flag.

@@ -1,6 +1,7 @@
 package cmdflags
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"math"
@@ -56,9 +57,32 @@ func AddSize(flags *pflag.FlagSet, into *int64, name, value, usage string) {
 	flags.Var(v, name, usage)
 }
 
-// AddAge adds a flag that accepts a duration, such as 720h or 30d.
-func AddAge(flags *pflag.FlagSet, into *time.Duration, name, usage string) {
-	flags.Var(&parsedValue[time.Duration]{into: into, kind: "DURATION", parse: parseAge}, name, usage)
+// AddDuration adds a flag that accepts a duration of at least a minimum, such as 90m or 30d.
+func AddDuration(
+	flags *pflag.FlagSet, into *time.Duration, name string, minimum, value time.Duration, usage string,
+) {
+	*into = value
+	v := &parsedValue[time.Duration]{into: into, kind: "DURATION", parse: func(text string) (time.Duration, error) {
+		d, err := parseDuration(text)
+		if err != nil || d < minimum {
+			return 0, errDuration
+		}
+		return d, nil
+	}}
+	if value != 0 {
+		v.text = formatDuration(value)
+	}
+	flags.Var(v, name, usage)
+}
+
+// AddTimeout adds the flag that limits a run.
+func AddTimeout(flags *pflag.FlagSet, into *time.Duration, value time.Duration) {
+	AddDuration(flags, into, "timeout", 1, value, "time limit for the whole run")
+}
+
+// WithTimeout returns a context that ends after --timeout.
+func WithTimeout(ctx context.Context, timeout time.Duration) (context.Context, context.CancelFunc) {
+	return context.WithTimeoutCause(ctx, timeout, fmt.Errorf("not done within %s (--timeout)", formatDuration(timeout)))
 }
 
 // sizeUnits are the accepted units, in any case: decimal (GB), binary (GiB), and
@@ -91,20 +115,28 @@ func parseSize(text string) (int64, error) {
 	return int64(bytes), nil
 }
 
-var errAge = errors.New("want a duration such as 90m, 720h or 30d")
+var errDuration = errors.New("want a duration such as 90m, 720h or 30d")
 
-// parseAge parses a duration, which may be in days.
-func parseAge(text string) (time.Duration, error) {
+// parseDuration parses a duration, which may be in days.
+func parseDuration(text string) (time.Duration, error) {
 	if days, ok := strings.CutSuffix(text, "d"); ok {
 		n, err := strconv.Atoi(days)
-		if err != nil || n <= 0 || n > 36500 { // 100 years; time.Duration holds less than 300
-			return 0, errAge
+		if err != nil || n < 0 || n > 36500 { // 100 years; time.Duration holds less than 300
+			return 0, errDuration
 		}
 		return time.Duration(n) * 24 * time.Hour, nil
 	}
-	age, err := time.ParseDuration(text)
-	if err != nil || age <= 0 {
-		return 0, errAge
+	return time.ParseDuration(text)
+}
+
+// formatDuration leaves out minutes and seconds that are zero.
+func formatDuration(d time.Duration) string {
+	text := d.String()
+	if strings.HasSuffix(text, "m0s") {
+		text = strings.TrimSuffix(text, "0s")
 	}
-	return age, nil
+	if strings.HasSuffix(text, "h0m") {
+		text = strings.TrimSuffix(text, "0m")
+	}
+	return text
 }

@@ -3,6 +3,8 @@ package cmdflags
 import (
 	"testing"
 	"time"
+
+	"github.com/spf13/pflag"
 )
 
 func TestSizesAreReadAsPeopleWriteThem(t *testing.T) {
@@ -22,16 +24,28 @@ func TestSizesAreReadAsPeopleWriteThem(t *testing.T) {
 	}
 }
 
-func TestAgesAreReadAsPeopleWriteThem(t *testing.T) {
+func TestDurationsAreReadAsPeopleWriteThem(t *testing.T) {
 	for text, want := range map[string]time.Duration{"720h": 720 * time.Hour, "30d": 720 * time.Hour,
-		"90m": 90 * time.Minute, "1h30m": 90 * time.Minute} {
-		if got, err := parseAge(text); err != nil || got != want {
+		"90m": 90 * time.Minute, "1h30m": 90 * time.Minute, "1ns": 1} {
+		var got time.Duration
+		flags := pflag.NewFlagSet("", pflag.ContinueOnError)
+		AddDuration(flags, &got, "age", 1, time.Minute, "")
+		if err := flags.Set("age", text); err != nil || got != want {
 			t.Errorf("%q is %s, %v; want %s", text, got, err, want)
 		}
 	}
-	for _, text := range []string{"", "0", "0s", "-1h", "30", "1w", "d", "0d", "-1d", "1.5d", "99999d", "1d12h"} {
-		if got, err := parseAge(text); err == nil {
+	for _, text := range []string{"", "0", "0s", "0d", "-1h", "30", "1w", "d", "-1d", "1.5d", "99999d", "1d12h"} {
+		got := time.Hour
+		flags := pflag.NewFlagSet("", pflag.ContinueOnError)
+		AddDuration(flags, &got, "age", 1, time.Hour, "")
+		if err := flags.Set("age", text); err == nil || got != time.Hour {
 			t.Errorf("%q is taken for %s", text, got)
+		}
+	}
+	for want, d := range map[string]time.Duration{"10m": 10 * time.Minute, "24h": 24 * time.Hour, "1h30m": 90 * time.Minute,
+		"10s": 10 * time.Second, "1m30s": 90 * time.Second} {
+		if got := formatDuration(d); got != want {
+			t.Errorf("%s is written as %q", d, got)
 		}
 	}
 }

@@ -137,7 +137,7 @@ func (f *Flags) Target(flags *pflag.FlagSet) {
 
 // limits adds the flags that bound the run.
 func (f *Flags) limits(flags *pflag.FlagSet) {
-	flags.DurationVar(&f.Timeout, "timeout", 5*time.Minute, "time limit for the whole run")
+	cmdflags.AddTimeout(flags, &f.Timeout, 5*time.Minute)
 	// A toolbox pod, or that of a CI system, has neither the rights nor the network policies of the chart's Jobs.
 	flags.BoolVar(&f.InCluster, "in-cluster", false, "the command runs in a Job of the chart")
 	_ = flags.MarkHidden("in-cluster") // fails only for an unknown flag
@@ -145,9 +145,6 @@ func (f *Flags) limits(flags *pflag.FlagSet) {
 
 // Validate rejects flags that are wrong in any cluster, and reads the settings.
 func (f *Flags) validate(flags *pflag.FlagSet) error {
-	if f.Timeout <= 0 {
-		return fmt.Errorf("invalid --timeout %s: want a positive duration", f.Timeout)
-	}
 	if named := flags.Lookup("name") != nil; named && f.document == "" {
 		f.Settings.Namespace, f.Settings.Release = f.Namespace, f.Release
 		return f.Settings.ValidateRelease()
@@ -259,8 +256,7 @@ func (f *Flags) Connect(cmd *cobra.Command) (context.Context, Connection, func()
 	if err != nil {
 		return nil, Connection{}, nil, err
 	}
-	ctx, stop := context.WithTimeoutCause(cmd.Context(), f.Timeout,
-		fmt.Errorf("not done within %s (--timeout)", f.Timeout))
+	ctx, stop := cmdflags.WithTimeout(cmd.Context(), f.Timeout)
 	return ctx, c, stop, nil
 }
 

@@ -16,8 +16,8 @@ import (
 type copyFlags struct {
 	imageFlags
 	destinationFlags
-	// fromPlainHTTP is --plain-http for the source registries.
-	fromPlainHTTP bool
+	fromUsername, toUsername string
+	fromPlainHTTP            bool // for the source registries
 }
 
 func newCopy(global *cmdflags.Global) *cobra.Command {
@@ -43,7 +43,7 @@ Exit codes: 0 if all images are in the registry, 1 if one failed, 3 if the comma
 invalid or the images do not fit.`,
 		Example: `  zarf-registry images copy nginx:1.27
   zarf-registry images copy -f images.txt --platform all --referrers
-  echo "$TOKEN" | zarf-registry images copy ghcr.io/team/app:1 --username robot --password-stdin
+  echo "$TOKEN" | zarf-registry images copy ghcr.io/team/app:1 --from-username robot --password-stdin
   zarf-registry images copy --to registry.example.com:5000 --prefix mirror nginx:1.27`,
 		RunE: func(cmd *cobra.Command, args []string) error { return f.run(cmd, args) },
 	}
@@ -51,10 +51,20 @@ invalid or the images do not fit.`,
 	f.selectionFlags(cmd)
 	f.transferFlags(cmd.Flags())
 	f.storeFlags(cmd)
-	f.login.Register(cmd, "the registry of --to")
-	cmd.Flags().Lookup("username").Usage = "user name for the registry of --to or, without it, for the single registry " +
-		"of all images (default: as for images pull)"
-	cmd.Flags().BoolVar(&f.fromPlainHTTP, "from-plain-http", false, "use HTTP without TLS for the source registries")
+	flags := cmd.Flags()
+	flags.StringVar(&f.fromUsername, "from-username", "",
+		"user name for the single registry of all images (default: as for images pull)")
+	flags.StringVar(&f.toUsername, "to-username", "",
+		"user name for the registry of --to (default: as for images pull)")
+	flags.BoolVar(&f.fromPlainHTTP, "from-plain-http", false, "use HTTP without TLS for the source registries")
+	flags.BoolVar(&f.login.PlainHTTP, "to-plain-http", false, "use HTTP without TLS for the registry of --to")
+	f.login.RegisterShared(cmd, "--from-username or --to-username")
+	f.login.Prefix = func(host string) string {
+		if host == f.host || host == f.to {
+			return "to-"
+		}
+		return "from-"
+	}
 	f.cluster.Register(cmd.Flags())
 	cmdflags.AddOutput(cmd, &f.output)
 	return cmd
@@ -87,8 +97,15 @@ func (f *copyFlags) run(cmd *cobra.Command, args []string) error {
 	})
 }
 
-// check returns the references, and the registry to which --username applies.
+// check returns the references, and the registry to which the user name applies.
 func (f *copyFlags) check(cmd *cobra.Command, args []string) (refs []string, host string, err error) {
+	switch f.login.Username = cmp.Or(f.fromUsername, f.toUsername); {
+	case f.fromUsername != "" && f.toUsername != "":
+		return nil, "", errors.New("--from-username cannot be combined with --to-username, because stdin has one password: " +
+			"use docker login for one of the registries")
+	case f.toUsername != "" && !cmd.Flags().Changed("to"):
+		return nil, "", errors.New("--to-username requires --to: the cluster's registry has its own credential")
+	}
 	if err := cmp.Or(f.validate(cmd.Flags()), f.destinationFlags.check(cmd.Flags(), &f.login)); err != nil {
 		return nil, "", err
 	}
@@ -98,7 +115,7 @@ func (f *copyFlags) check(cmd *cobra.Command, args []string) (refs []string, hos
 	if f.reference != "" && len(refs) > 1 {
 		return nil, "", errors.New("--reference names a single image: give one image")
 	}
-	if f.host != "" {
+	if f.toUsername != "" {
 		return refs, f.host, nil
 	}
 	host, err = f.login.Host(refs)

@@ -52,8 +52,8 @@ const (
 func New(global *cmdflags.Global) *cobra.Command {
 	return cmdflags.Group("images", "Push, pull, list, copy and delete images (images push app.tar)",
 		newPush(global), newPull(global), newCopy(global), newList(global),
-		stored.NewMissing(global), stored.NewDelete(global), stored.NewPrune(global), stored.NewInventory(global),
-		stored.NewVerify(global), newExport(global), stored.NewBrowse(global),
+		stored.NewMissing(global), stored.NewDelete(global), stored.NewPrune(global), stored.NewGarbageCollect(global),
+		stored.NewScrub(global), stored.NewInventory(global), newExport(global), stored.NewBrowse(global),
 		newStore(global))
 }
 
@@ -154,12 +154,7 @@ func (f *imageFlags) references(cmd *cobra.Command, args []string) ([]string, er
 		return nil, errors.New("--file: stdin can be read only once: for the password or for one list of references")
 	}
 	for _, file := range f.lists {
-		list, err := func() ([]string, error) {
-			if file == "-" {
-				return name.ReadList(cmd.InOrStdin(), "stdin")
-			}
-			return cmdflags.ReadList(file)
-		}()
+		list, err := cmdflags.ReadList(cmd.InOrStdin(), file)
 		if err != nil {
 			return nil, fmt.Errorf("--file: %w", err)
 		}
@@ -193,7 +188,7 @@ type imageRun struct {
 	ends       []func() error
 }
 
-// Begin prepares a run with validated flags. --username applies to the registry at host.
+// Begin prepares a run with validated flags. The user name applies to the registry at host.
 // Registries for which plain returns true are reached without TLS.
 func (f *imageFlags) begin(cmd *cobra.Command, host string, plain func(host string) bool) (*imageRun, error) {
 	r := &imageRun{imageFlags: f, meter: meter.New(cmd.ErrOrStderr())}

@@ -16,7 +16,6 @@ import (
 
 	"github.com/zarf-dev/zarf-registry/internal/api/space"
 	"github.com/zarf-dev/zarf-registry/internal/cli/cmdflags"
-	"github.com/zarf-dev/zarf-registry/internal/cli/images/registries"
 	"github.com/zarf-dev/zarf-registry/internal/cli/images/stored"
 	"github.com/zarf-dev/zarf-registry/internal/cli/render"
 	"github.com/zarf-dev/zarf-registry/internal/exitcode"
@@ -59,6 +58,7 @@ Exit codes: 0 on success, 1 on failure, 3 if the command line is invalid.`,
 	flags := cmd.Flags()
 	flags.StringVar(&f.from, "from", "", "list the registry at `HOST[:PORT]` instead of the cluster's")
 	flags.BoolVar(&f.stored.Untagged, "untagged", false, "also list images of the cluster's registry without a tag")
+	cmdflags.AddNoTrunc(flags, &f.stored.NoTrunc)
 	flags.BoolVar(&f.stored.Repositories, "repositories", false, "list the repositories of the cluster's registry")
 	cmdflags.AddNumber(flags, &f.concurrency, "oci-concurrency", 1, maxConcurrency, images.DefaultConcurrency,
 		"number of parallel requests")
@@ -92,7 +92,8 @@ func (f *listFlags) run(cmd *cobra.Command, args []string) error {
 	if err != nil && len(list) == 0 {
 		return err
 	}
-	return errors.Join(err, stored.PrintImages(cmd.OutOrStdout(), f.output, stored.Images{Items: list}, printList))
+	return errors.Join(err, stored.PrintImages(cmd.OutOrStdout(), f.output, stored.Images{Items: list},
+		func(w io.Writer, list stored.Images) error { return printList(w, list, f.stored.NoTrunc) }))
 }
 
 // check returns the host of --from, "" for the cluster's registry.
@@ -101,7 +102,7 @@ func (f *listFlags) check(cmd *cobra.Command, args []string) (host string, err e
 		return "", err
 	}
 	if cmd.Flags().Changed("from") {
-		if host, err = registries.DialledHost("from", f.from); err != nil {
+		if host, err = f.login.DialledHost("from", f.from); err != nil {
 			return "", err
 		}
 	}
@@ -225,13 +226,14 @@ func (r *imageRun) tags(ctx context.Context, registry *remote.Registry, address 
 }
 
 // printList writes a table. The source is a column if there are several.
-func printList(w io.Writer, list stored.Images) error {
+func printList(w io.Writer, list stored.Images, noTrunc bool) error {
 	several := slices.ContainsFunc(list.Items, func(l stored.Listed) bool { return l.Source != list.Items[0].Source })
 	first := 0
 	if !several {
 		first = 1
 	}
 	t := render.NewTable(w, []string{"SOURCE", "REFERENCE", "DIGEST", "PLATFORMS", "SIZE"}[first:]...)
+	t.Short = !noTrunc
 	for _, l := range list.Items {
 		t.Row([]string{l.Source, cmp.Or(l.Reference, "-"), l.Digest.String(), cmp.Or(strings.Join(l.Platforms, ","), "-"),
 			space.FormatBytes(l.Size)}[first:]...)

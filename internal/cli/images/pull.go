@@ -83,7 +83,7 @@ func (f *pullFlags) run(cmd *cobra.Command, args []string) error {
 	})
 }
 
-// check returns the references, and the registry to which --username applies.
+// check returns the references, and the registry to which the user name applies.
 func (f *pullFlags) check(cmd *cobra.Command, args []string) (refs []string, host string, err error) {
 	if err := errors.Join(f.validate(cmd.Flags()), f.checkOut(), f.readInventory()); err != nil {
 		return nil, "", err

@@ -46,11 +46,13 @@ func (f *destinationFlags) register(cmd *cobra.Command) {
 
 func (f *destinationFlags) check(flags *pflag.FlagSet, login *registries.Flags) (err error) {
 	if flags.Changed("to") { // also to "", by an unset variable
-		if f.host, err = registries.DialledHost("to", f.to); err != nil {
+		if f.host, err = login.DialledHost("to", f.to); err != nil {
 			return err
 		}
 	} else if login.PlainHTTP {
-		return errors.New("--plain-http requires --to: the cluster's registry uses mutual TLS")
+		return errors.New("HTTP without TLS requires --to: the cluster's registry uses mutual TLS")
+	} else if login.Username != "" && flags.Lookup("from-username") == nil {
+		return errors.New("a user name requires --to: the cluster's registry has its own credential")
 	}
 	if f.prefix, err = name.ParsePrefix(f.path); err != nil {
 		return fmt.Errorf("--prefix: %w", err)
@@ -138,9 +140,6 @@ func (f *pushFlags) check(cmd *cobra.Command, sources []string) error {
 	}
 	if err := f.destinationFlags.check(cmd.Flags(), &f.login); err != nil {
 		return err
-	}
-	if f.login.Username != "" && f.host == "" {
-		return errors.New("--username requires --to: the cluster's registry has its own credential")
 	}
 	if f.reference != "" && len(sources) > 1 {
 		return errors.New("--reference names a single image: give one source")

@@ -28,7 +28,7 @@ const (
 	InstallationPlan  Kind = "InstallationPlan"  // install --dry-run
 	MissingImages     Kind = "MissingImages"     // images missing
 	RepositoryList    Kind = "RepositoryList"    // images list --repositories
-	Scrub             Kind = "Scrub"             // images verify
+	Scrub             Kind = "Scrub"             // images scrub
 	Status            Kind = "Status"            // status
 	SupportBundle     Kind = "SupportBundle"     // support-bundle
 	TransferList      Kind = "TransferList"      // images push, pull, copy, export

@@ -5,6 +5,7 @@ package render
 import (
 	"fmt"
 	"io"
+	"regexp"
 	"strings"
 	"text/tabwriter"
 
@@ -51,11 +52,17 @@ func Report[R any](
 }
 
 // Table aligns columns. Cells may be of any text.
-type Table struct{ *tabwriter.Writer }
+type Table struct {
+	*tabwriter.Writer
+	Short bool // shortens digests
+}
+
+// digests matches what a short digest leaves out.
+var digests = regexp.MustCompile(`(sha256:[0-9a-f]{12})[0-9a-f]{52}`)
 
 // NewTable returns a table with its first row, if there are cells. The caller flushes it.
 func NewTable(w io.Writer, cells ...string) Table {
-	t := Table{tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)}
+	t := Table{Writer: tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)}
 	if len(cells) > 0 {
 		t.Row(cells...)
 	}
@@ -68,6 +75,9 @@ var oneCell = strings.NewReplacer("\n", `\n`, "\t", `\t`)
 // Row adds a row.
 func (t Table) Row(cells ...string) {
 	for i, cell := range cells {
+		if t.Short {
+			cell = digests.ReplaceAllString(cell, "$1…")
+		}
 		cells[i] = oneCell.Replace(cell)
 	}
 	fmt.Fprintln(t, strings.Join(cells, "\t")) // Flush returns the error

@@ -49,6 +49,8 @@ type Options struct {
 	// Credential returns Host's credential. It is called when the registry asks for one, and for no other host. The
 	// credential goes to Host or to the token server that Host names, never to a redirect's target. Nil is anonymous.
 	Credential auth.CredentialFunc
+	// FlagPrefix is what the names of the flags for this registry begin with in errors, as in --from-username.
+	FlagPrefix string
 	// LoginHint ends errors about a missing or rejected credential. Empty suggests docker login and flags.
 	LoginHint string
 	// Retries is the retry budget of a request that fails for a transient reason, and of a blob transfer that makes
@@ -91,6 +93,7 @@ type Registry struct {
 	timeouts      idleTimeouts
 	closeIdle     func()
 	loginHint     string
+	flagPrefix    string
 	cancelTimeout time.Duration
 
 	mu           sync.Mutex
@@ -115,10 +118,12 @@ func New(opts Options) (*Registry, error) {
 		timeouts:      idleTimeouts{idle: cmp.Or(opts.idleTimeout, defaultIdleTimeout), response: opts.responseTimeout},
 		cancelTimeout: cmp.Or(opts.cancelTimeout, defaultCancelTimeout),
 		loginHint:     opts.LoginHint,
+		flagPrefix:    opts.FlagPrefix,
 		repositories:  map[string]*Repository{},
 	}
 	if r.loginHint == "" {
-		r.loginHint = fmt.Sprintf("log in with docker login %s, or pass --username and --password-stdin", host)
+		r.loginHint = fmt.Sprintf("log in with docker login %s, or pass --%susername and --password-stdin", host,
+			opts.FlagPrefix)
 	}
 	router := newHostRouter(host, opts)
 	r.closeIdle = router.closeIdle
@@ -241,7 +246,7 @@ func (r *Registry) wrap(ctx context.Context, err error) error {
 	case errors.As(err, &alert):
 		return wrapf(" aborted the TLS handshake (%v): it may require a client certificate", cause)
 	case errors.Is(err, http.ErrSchemeMismatch), errors.As(err, &notTLS):
-		return wrapf(" serves HTTP, not HTTPS: pass --plain-http if that is intended")
+		return wrapf(" serves HTTP, not HTTPS: pass --%splain-http if that is intended", r.flagPrefix)
 	case errors.Is(err, errIdleTimeout):
 		return wrapf(": %v", errIdleTimeout)
 	}
@@ -264,7 +269,7 @@ func (r *Registry) describeResponse(response *errcode.ErrorResponse) string {
 		return fmt.Sprintf(": not found (%s)", reason)
 	case http.StatusBadRequest:
 		if r.remote.PlainHTTP && len(response.Errors) == 0 {
-			return fmt.Sprintf(" responded with %s: if it requires HTTPS, omit --plain-http", reason)
+			return fmt.Sprintf(" responded with %s: if it requires HTTPS, omit --%splain-http", reason, r.flagPrefix)
 		}
 	case http.StatusInsufficientStorage:
 		if len(response.Errors) > 0 { // its message says what to do

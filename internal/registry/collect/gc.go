@@ -22,7 +22,7 @@ func Offline(
 ) (gc.Result, error) {
 	if config.Storage.Type() == storage.DriverInMemory {
 		return gc.Result{}, exitcode.Refuse("storage.inmemory has nothing to collect here, because it exists only in " +
-			"the running registry: run zarf-registry garbage-collect")
+			"the running registry: run zarf-registry images garbage-collect")
 	}
 	driver, err := storage.Open(ctx, config.Storage)
 	if err != nil {

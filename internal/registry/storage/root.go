@@ -36,7 +36,8 @@ func PrepareRoot(log *slog.Logger, root string, readOnly bool) error {
 	}
 	// A full volume must not prevent pulls.
 	if errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) {
-		log.Warn("volume is full, pushes will fail: delete images and run garbage-collect, or enlarge the volume",
+		log.Warn("volume is full, pushes will fail: delete images and run zarf-registry images garbage-collect, or enlarge "+
+			"the volume",
 			"rootdirectory", root, "error", err)
 		return nil
 	}

@@ -26,6 +26,9 @@ type Flags struct {
 	PasswordStdin bool
 	PlainHTTP     bool
 	caFile        string
+
+	// Prefix returns what the names of the flags for a registry begin with, where a command has them for two sides.
+	Prefix func(host string) string
 }
 
 // Register adds the flags. which names the registry that they apply to, for the help.
@@ -34,8 +37,14 @@ func (f *Flags) Register(cmd *cobra.Command, which string) {
 	flags.StringVar(&f.Username, "username", "",
 		"user name for "+which+" (default: the login of docker or podman, also in REGISTRY_AUTH_FILE or DOCKER_CONFIG, or a "+
 			"credential helper)")
-	flags.BoolVar(&f.PasswordStdin, "password-stdin", false, "read the password for --username from stdin")
 	flags.BoolVar(&f.PlainHTTP, "plain-http", false, "use HTTP without TLS for "+which)
+	f.RegisterShared(cmd, "--username")
+}
+
+// RegisterShared adds the flags that a command has once, even if others are for one side.
+func (f *Flags) RegisterShared(cmd *cobra.Command, username string) {
+	flags := cmd.Flags()
+	flags.BoolVar(&f.PasswordStdin, "password-stdin", false, "read the password for "+username+" from stdin")
 	flags.StringVar(&f.caFile, "ca-file", "",
 		"`FILE` with CA certificates (PEM) to trust in addition to the system's, for all registries but the cluster's")
 	_ = cmd.MarkFlagFilename("ca-file", "pem", "crt", "cer") // fails only for an unknown flag
@@ -44,10 +53,9 @@ func (f *Flags) Register(cmd *cobra.Command, which string) {
 func (f *Flags) Validate() error {
 	switch {
 	case f.Username != "" && !f.PasswordStdin:
-		return errors.New("--username requires --password-stdin: echo \"$PASSWORD\" | zarf-registry … --username NAME " +
-			"--password-stdin")
+		return errors.New("a user name requires --password-stdin: echo \"$PASSWORD\" | zarf-registry … --password-stdin")
 	case f.Username == "" && f.PasswordStdin:
-		return errors.New("--password-stdin requires --username")
+		return errors.New("--password-stdin requires a user name")
 	}
 	return nil
 }
@@ -65,11 +73,12 @@ func (f *Flags) Given() string {
 
 // DialledHost returns the host of the registry that a flag names. The error says what the
 // flag accepts.
-func DialledHost(flag, registry string) (string, error) {
+func (f *Flags) DialledHost(flag, registry string) (string, error) {
 	const want = "want HOST[:PORT], such as registry.example.com, 10.0.0.1:5000 or localhost"
 	if _, path, ok := strings.Cut(registry, "/"); ok {
 		if strings.Contains(registry, "://") {
-			return "", fmt.Errorf("invalid --%s %q: %s, without a scheme (for HTTP, use --plain-http)", flag, registry, want)
+			return "", fmt.Errorf("invalid --%s %q: %s, without a scheme (for HTTP, use --%splain-http)", flag, registry, want,
+				f.prefix(registry))
 		}
 		if flag == "to" {
 			return "", fmt.Errorf("invalid --%s %q: %s; give the path with --prefix %s", flag, registry, want, path)
@@ -83,6 +92,13 @@ func DialledHost(flag, registry string) (string, error) {
 		return "", fmt.Errorf("invalid --%s %q: %s", flag, registry, want)
 	}
 	return host, nil
+}
+
+func (f *Flags) prefix(host string) string {
+	if f.Prefix == nil {
+		return ""
+	}
+	return f.Prefix(host)
 }
 
 // Set creates one client per registry. It is safe for concurrent use.
@@ -116,7 +132,7 @@ func (f *Flags) Open(
 	return &Set{clients: map[string]*remote.Registry{}, options: func(to string) (remote.Options, error) {
 		options := retry
 		options.Host, options.TLS = to, trust
-		options.PlainHTTP = plain(to)
+		options.PlainHTTP, options.FlagPrefix = plain(to), f.prefix(to)
 		if to == host && given != nil {
 			options.Credential = given
 			return options, nil
@@ -181,7 +197,7 @@ func (r *Set) Close() {
 	}
 }
 
-// Host returns the registry of the references if it is the same for all, otherwise "", which --username does not allow.
+// Host returns the registry of the references if it is the same for all, otherwise "", which a user name forbids.
 func (f *Flags) Host(refs []string) (string, error) {
 	var hosts []string
 	for _, ref := range refs {
@@ -194,7 +210,7 @@ func (f *Flags) Host(refs []string) (string, error) {
 	case len(hosts) == 1:
 		return hosts[0], nil
 	case f.Username != "":
-		return "", errors.New("--username applies to one registry, but the images are from several: transfer them one " +
+		return "", errors.New("a user name applies to one registry, but the images are from several: transfer them one " +
 			"registry at a time, or use docker login")
 	}
 	return "", nil

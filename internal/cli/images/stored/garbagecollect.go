@@ -50,9 +50,9 @@ It prints a line for each removed object and a summary, or an object with both w
 --output json.
 
 Exit codes: 0 on success, 1 on failure or timeout, 3 if a retry would fail in the same way.`,
-		Example: `  zarf-registry garbage-collect --dry-run
-  zarf-registry garbage-collect
-  zarf-registry garbage-collect --delete-untagged --grace-period 720h`,
+		Example: `  zarf-registry images garbage-collect --dry-run
+  zarf-registry images garbage-collect
+  zarf-registry images garbage-collect --delete-untagged --grace-period 30d`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return f.run(cmd) },
 	}
@@ -61,8 +61,9 @@ Exit codes: 0 on success, 1 on failure or timeout, 3 if a retry would fail in th
 	flags.BoolVar(&f.request.DryRun, "dry-run", false, "only print what would be removed; pushes do not wait")
 	flags.BoolVar(&f.request.DeleteUntagged, "delete-untagged", false,
 		"also remove images that no tag or index references; pods can then no longer pull them by digest")
-	flags.DurationVar(&f.request.Grace, "grace-period", gc.DefaultGrace, "minimum age before content is removed")
-	flags.DurationVar(&f.request.Timeout, "timeout", gc.DefaultTimeout, "time limit for the whole run")
+	cmdflags.AddDuration(flags, &f.request.Grace, "grace-period", 0, gc.DefaultGrace,
+		"minimum age before content is removed")
+	cmdflags.AddTimeout(flags, &f.request.Timeout, gc.DefaultTimeout)
 	cmdflags.AddOutput(cmd, &f.output)
 	return cmd
 }

@@ -68,7 +68,7 @@ func printImageNames(w io.Writer, list Images) error {
 }
 
 // ListFlags select what list shows of the cluster's registry.
-type ListFlags struct{ Untagged, Repositories bool }
+type ListFlags struct{ Untagged, Repositories, NoTrunc bool }
 
 // List prints what the cluster's registry contains.
 func List(cmd *cobra.Command, release *cmdflags.Cluster, log *slog.Logger, output string, f ListFlags) error {
@@ -96,7 +96,8 @@ func List(cmd *cobra.Command, release *cmdflags.Cluster, log *slog.Logger, outpu
 		}
 		return render.Report(cmd.OutOrStdout(), output, render.RepositoryList, l.repositories(), write, nil)
 	}
-	return PrintImages(cmd.OutOrStdout(), output, l.images(f.Untagged), printStored)
+	return PrintImages(cmd.OutOrStdout(), output, l.images(f.Untagged),
+		func(w io.Writer, list Images) error { return printStored(w, list, f.NoTrunc) })
 }
 
 // lister describes the content of the cluster's registry.
@@ -188,8 +189,9 @@ func (l *lister) facts(images []*catalog.Image) *storedFacts {
 }
 
 // printStored writes a table of images.
-func printStored(w io.Writer, list Images) error {
+func printStored(w io.Writer, list Images, noTrunc bool) error {
 	t := render.NewTable(w, append([]string{"REFERENCE"}, factNames...)...)
+	t.Short = !noTrunc
 	for _, l := range list.Items {
 		t.Row(append([]string{l.Reference}, l.cells(l.Platforms, l.Size)...)...)
 	}

@@ -36,7 +36,7 @@ type missingFlags struct {
 	cluster           cmdflags.Cluster
 	excluded          []string
 	prefix, platforms string
-	all               bool
+	all, noTrunc      bool
 	output            string
 }
 
@@ -85,6 +85,7 @@ invalid, 4 if an image is missing.`,
 	cmdflags.Complete(cmd, "platform", "auto", "all", "linux/amd64", "linux/arm64", "linux/amd64,linux/arm64")
 	flags.BoolVar(&f.all, "all", false, "also list images that the registry has")
 	f.cluster.Register(flags)
+	cmdflags.AddNoTrunc(flags, &f.noTrunc)
 	cmdflags.AddOutput(cmd, &f.output, render.FormatName)
 	return cmd
 }
@@ -404,7 +405,7 @@ func (f *missingFlags) print(w io.Writer, report *missingReport) error {
 			next = append(next, image.Reference)
 		}
 	}
-	write := printMissing
+	write := func(w io.Writer, report *missingReport) error { return printMissing(w, report, f.noTrunc) }
 	if f.output == render.FormatName {
 		write = printMissingNames
 	}
@@ -412,10 +413,11 @@ func (f *missingFlags) print(w io.Writer, report *missingReport) error {
 }
 
 // printMissing writes a table.
-func printMissing(w io.Writer, report *missingReport) error {
+func printMissing(w io.Writer, report *missingReport, noTrunc bool) error {
 	possible := 0
 	if len(report.Images) > 0 {
 		t := render.NewTable(w, "REFERENCE", "IN THE REGISTRY", "NEEDED BY")
+		t.Short = !noTrunc
 		for _, image := range report.Images {
 			t.Row(image.Reference, image.stored(), firstOf(image.NeededBy))
 			if image.Possible && image.missing() {

@@ -16,7 +16,7 @@ import (
 type pruneFlags struct {
 	removalFlags
 	rules                  catalog.Rules
-	match, keep, keepLists []string
+	match, keep, keepFiles []string
 }
 
 func NewPrune(global *cmdflags.Global) *cobra.Command {
@@ -31,10 +31,10 @@ uses, and then collects garbage. At least one rule must select images: --older-t
 
 An image is used if a pod, or the template of a Deployment, ReplicaSet (also of previous
 revisions), StatefulSet, DaemonSet, ReplicationController, Job or CronJob in any namespace
-refers to it, by tag or digest, or if --keep-list names it. Registry hosts and leading
+refers to it, by tag or digest, or if --keep-file names it. Registry hosts and leading
 components of repositories do not count, so references through mirrors, Zarf's tags
 (TAG-zarf-CRC32) and addresses of the registry count alike. References in custom resources
-are not found: name them with --keep or --keep-list.
+are not found: name them with --keep or --keep-file.
 
 Signatures, SBOMs and platforms are kept and deleted with their image. The registry's own
 images are never deleted. An image that is pushed while prune runs is kept. On a terminal, prune
@@ -48,21 +48,22 @@ If prune is interrupted, run it again.
 
 Exit codes: 0 on success, 1 on failure or timeout, 3 if nothing was tried.`,
 		Example: `  zarf-registry images prune --older-than 90d --keep-last 3 --dry-run
-  zarf-registry images prune --untagged --keep-list release-images.txt
+  zarf-registry images prune --untagged --keep-file release-images.txt
   zarf-registry images prune --older-than 1h --dry-run --output json | jq '.kept[] | {reason, references}'`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return f.run(cmd) },
 	}
 	flags := cmd.Flags()
-	cmdflags.AddAge(flags, &f.rules.OlderThan, "older-than", "delete images that were last pushed longer ago than this")
+	cmdflags.AddDuration(flags, &f.rules.OlderThan, "older-than", 1, 0,
+		"delete images that were last pushed longer ago than this")
 	flags.IntVar(&f.rules.KeepLast, "keep-last", 0, "keep the `N` tagged images of each repository that were pushed last")
 	flags.StringArrayVar(&f.match, "match", nil,
 		"delete images that match `PATTERN`: REPOSITORY, or REPOSITORY:TAG for all of their tags, with * and ?; can be "+
 			"repeated")
 	flags.StringArrayVar(&f.keep, "keep", nil, "keep images that match `PATTERN` with their repository or any tag; "+
 		"can be repeated")
-	flags.StringArrayVar(&f.keepLists, "keep-list", nil,
-		"keep images that `LIST` names, one reference per line, with comments after #; can be repeated")
+	flags.StringArrayVar(&f.keepFiles, "keep-file", nil,
+		"keep images that `LIST` names, one reference per line, with comments after #; - is stdin; can be repeated")
 	flags.BoolVar(&f.rules.Untagged, "untagged", false, "delete only images without a tag")
 	for _, flag := range []string{"match", "keep"} {
 		_ = cmd.RegisterFlagCompletionFunc(flag, f.cluster.CompleteStored(repositories)) // fails only for an unknown flag
@@ -73,7 +74,7 @@ Exit codes: 0 on success, 1 on failure or timeout, 3 if nothing was tried.`,
 }
 
 func (f *pruneFlags) run(cmd *cobra.Command) error {
-	listed, err := f.check()
+	listed, err := f.check(cmd)
 	if err != nil {
 		return &exitcode.Refusal{Err: err}
 	}
@@ -89,7 +90,7 @@ func (f *pruneFlags) run(cmd *cobra.Command) error {
 }
 
 // check returns the references of the lists, by file.
-func (f *pruneFlags) check() (map[string][]string, error) {
+func (f *pruneFlags) check(cmd *cobra.Command) (map[string][]string, error) {
 	var errs []error
 	var err error
 	if f.rules.Match, err = catalog.ParsePatterns(f.match...); err != nil {
@@ -99,10 +100,10 @@ func (f *pruneFlags) check() (map[string][]string, error) {
 		errs = append(errs, fmt.Errorf("--keep: %w", err))
 	}
 	listed := map[string][]string{}
-	for _, name := range f.keepLists {
-		list, err := cmdflags.ReadList(name)
+	for _, name := range f.keepFiles {
+		list, err := cmdflags.ReadList(cmd.InOrStdin(), name)
 		if err != nil {
-			errs = append(errs, fmt.Errorf("--keep-list: %w", err))
+			errs = append(errs, fmt.Errorf("--keep-file: %w", err))
 		}
 		listed[name] = list
 	}

@@ -33,6 +33,7 @@ type removalFlags struct {
 	ask     *cmdflags.Confirmation // nil: the command never asks
 	collect bool
 	request gc.Request
+	noTrunc bool
 	output  string
 }
 
@@ -45,9 +46,10 @@ func (f *removalFlags) register(cmd *cobra.Command) {
 	f.cluster.Register(flags)
 	flags.BoolVar(&f.dryRun, "dry-run", false, "only print what would be deleted, and how many bytes that would free")
 	flags.BoolVar(&f.collect, "garbage-collect", true, "then collect garbage; otherwise no space is freed until that runs")
-	flags.DurationVar(&f.request.Grace, "grace-period", gc.DefaultGrace,
+	cmdflags.AddDuration(flags, &f.request.Grace, "grace-period", 0, gc.DefaultGrace,
 		"minimum age before garbage collection removes content")
-	flags.DurationVar(&f.request.Timeout, "timeout", gc.DefaultTimeout, "time limit for garbage collection")
+	cmdflags.AddTimeout(flags, &f.request.Timeout, gc.DefaultTimeout)
+	cmdflags.AddNoTrunc(flags, &f.noTrunc)
 	cmdflags.AddOutput(cmd, &f.output)
 }
 
@@ -98,7 +100,8 @@ type tagged struct{ repository, tag string }
 // remove deletes what choose returns, and collects garbage.
 func (f *removalFlags) remove(cmd *cobra.Command, choose func(*catalog.Catalog, *workloads.Set) (choice, error)) error {
 	log := f.cluster.Progress(cmd.ErrOrStderr())
-	ctx := cmd.Context()
+	ctx, cancel := cmdflags.WithTimeout(cmd.Context(), f.request.Timeout)
+	defer cancel()
 	c, content, err := f.cluster.ConnectToCatalog(ctx)
 	if err != nil {
 		return err
@@ -133,6 +136,15 @@ func (f *removalFlags) remove(cmd *cobra.Command, choose func(*catalog.Catalog, 
 		if err := f.delete(ctx, c.Transport, c.Access, content.At, manifests, removed, log); err != nil {
 			return err
 		}
+		if f.collect && len(manifests) > 0 {
+			end, _ := ctx.Deadline()
+			request := f.request
+			request.Timeout = max(time.Until(end), time.Second)
+			// The registry ends the collection in time, and says so.
+			if err := f.free(cmd.Context(), c, request, removed, log); err != nil {
+				return err
+			}
+		}
 	}
 	return render.Report(cmd.OutOrStdout(), f.output, render.ImageRemoval, removed, f.print, nil)
 }
@@ -161,13 +173,17 @@ func (f *removalFlags) delete(ctx context.Context, transport http.RoundTripper, 
 		return fmt.Errorf("deleting manifests: %w; %d of %d are deleted: run the command again", err, deleted, len(manifests))
 	}
 	slices.Sort(r.PushedAgain)
-	if !f.collect || len(manifests) == 0 {
-		return nil
-	}
+	return nil
+}
+
+// free collects garbage after a deletion.
+func (f *removalFlags) free(
+	ctx context.Context, c *cmdflags.Access, request gc.Request, r *removal, log *slog.Logger,
+) error {
 	log.Info("collecting garbage")
-	result, err := collectGarbage(ctx, transport, access, f.request, log, func(gc.Removed) error { return nil })
+	result, err := collectGarbage(ctx, c.Transport, c.Access, request, log, func(gc.Removed) error { return nil })
 	if err != nil {
-		return fmt.Errorf("%d manifests are deleted, but their content is not freed: %w", deleted, err)
+		return fmt.Errorf("%d manifests are deleted, but their content is not freed: %w", r.Manifests-len(r.PushedAgain), err)
 	}
 	r.GarbageCollection = &result
 	return nil
@@ -194,6 +210,7 @@ func newRemoval(dryRun bool, address string, content *catalog.Catalog, chosen ch
 func (f *removalFlags) print(w io.Writer, r *removal) error {
 	if len(r.Images) > 0 {
 		t := render.NewTable(w, "REFERENCE", "PUSHED", "SIZE")
+		t.Short = !f.noTrunc
 		for _, image := range r.Images {
 			for i, ref := range image.References {
 				size := space.FormatBytes(image.Size)
@@ -222,7 +239,7 @@ func (f *removalFlags) print(w io.Writer, r *removal) error {
 	case r.DryRun && f.collect:
 		parts = append(parts, "garbage collection would free "+space.FormatBytes(r.Reclaimable.Bytes))
 	case len(r.Images) > 0:
-		parts = append(parts, "zarf-registry garbage-collect "+frees+" "+space.FormatBytes(r.Reclaimable.Bytes))
+		parts = append(parts, "zarf-registry images garbage-collect "+frees+" "+space.FormatBytes(r.Reclaimable.Bytes))
 	}
 	if r.Reclaimable.GracePeriodBytes > 0 {
 		parts = append(parts, fmt.Sprintf("%s more after the grace period of %s",

@@ -3,6 +3,7 @@ package stored
 import (
 	"encoding/json"
 	"fmt"
+	"io"
 	"log/slog"
 	"net/http"
 	"slices"
@@ -109,9 +110,9 @@ func TestRemovalIsPrinted(t *testing.T) {
 		want   string
 	}{
 		{func() {}, "would delete 1 image with 1 manifest; garbage collection would free 1.0 kB"},
-		{func() { f.collect = false }, "would delete 1 image with 1 manifest; zarf-registry garbage-collect would free 1.0 kB"},
+		{func() { f.collect = false }, "would delete 1 image with 1 manifest; zarf-registry images garbage-collect would free 1.0 kB"},
 		{func() { what.DryRun, what.Reclaimable.GracePeriodBytes = false, 5 },
-			"deleted 1 image with 1 manifest; zarf-registry garbage-collect frees 1.0 kB; 5 B more after the grace period of 1h0m0s"},
+			"deleted 1 image with 1 manifest; zarf-registry images garbage-collect frees 1.0 kB; 5 B more after the grace period of 1h0m0s"},
 		{func() {
 			what.GarbageCollection, what.PushedAgain, what.Reclaimable.GracePeriodBytes = &gc.Result{Bytes: 990}, []string{"x"},
 				0
@@ -136,6 +137,9 @@ func TestRemovalIsPrinted(t *testing.T) {
 }
 
 func TestStoredImagesAreListed(t *testing.T) {
+	short := func(noTrunc bool) func(io.Writer, Images) error {
+		return func(w io.Writer, list Images) error { return printStored(w, list, noTrunc) }
+	}
 	content := contents(map[string][]string{"library/nginx": {"1", "2"}, "nginx": {"1"}})
 	l := &lister{content: content, address: "[::1]:31999", unshared: content.Unshared()}
 	if all, tagged := l.images(true).Items, l.images(false).Items; len(all) != 5 || len(tagged) != 3 || all[0].UsedBy != nil {
@@ -147,7 +151,7 @@ func TestStoredImagesAreListed(t *testing.T) {
 		}
 		return nil
 	}
-	clitest.Same(t, "list", strings.Join(strings.Fields(clitest.Text(t, printStored, l.images(false))), " "), strings.Join([]string{
+	clitest.Same(t, "list", strings.Join(strings.Fields(clitest.Text(t, short(false), l.images(false))), " "), strings.Join([]string{
 		"REFERENCE PLATFORMS SIZE UNSHARED SIGNATURES SBOMS PUSHED USED BY",
 		"[::1]:31999/library/nginx:1 linux/amd64 1.0 kB 1.0 kB 0 0 2026-10-30 -",
 		"[::1]:31999/library/nginx:2 linux/amd64 1.0 kB 1.0 kB 0 0 2026-10-30 -",
@@ -158,6 +162,14 @@ func TestStoredImagesAreListed(t *testing.T) {
 	list.Items = list.Items[:2]
 	clitest.JSON(t, render.RepositoryList, clitest.Data(t, render.RepositoryList, list))
 	clitest.Same(t, "names", clitest.Text(t, printRepositoryNames, list), "[::1]:31999/library/nginx\n[::1]:31999/nginx\n")
+	untagged := l.images(true)
+	untagged.Items = slices.DeleteFunc(untagged.Items, func(i Listed) bool { return !strings.Contains(i.Reference, "@") })
+	whole := untagged.Items[0].Digest.String()
+	for noTrunc, want := range map[bool]string{false: "@" + whole[:len("sha256:")+12] + "… ", true: "@" + whole + " "} {
+		if text := clitest.Text(t, short(noTrunc), untagged); !strings.Contains(text, want) {
+			t.Errorf("--no-trunc=%t: it lacks %q:\n%s", noTrunc, want, text)
+		}
+	}
 	repositories := clitest.Text(t, printRepositories, list)
 	clitest.Same(t, "list --repositories", strings.Join(strings.Fields(repositories), " "), strings.Join([]string{
 		"REPOSITORY IMAGES TAGS PLATFORMS SIZE UNSHARED SIGNATURES SBOMS PUSHED USED BY",

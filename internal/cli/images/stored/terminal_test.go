@@ -27,7 +27,8 @@ func TestRowsDoNotControlTheTerminal(t *testing.T) {
 	for name, write := range map[string]func(io.Writer) error{
 		"list": func(w io.Writer) error {
 			return render.Report(w, render.FormatTable, render.ImageList,
-				Images{Items: []Listed{{Reference: evil + "\nFAKE", storedFacts: facts}}}, printStored, nil)
+				Images{Items: []Listed{{Reference: evil + "\nFAKE", storedFacts: facts}}},
+				func(w io.Writer, list Images) error { return printStored(w, list, false) }, nil)
 		},
 		"list --repositories": func(w io.Writer) error {
 			return render.Report(w, render.FormatTable, render.RepositoryList,
@@ -35,7 +36,8 @@ func TestRowsDoNotControlTheTerminal(t *testing.T) {
 		},
 		"missing": func(w io.Writer) error {
 			return render.Report(w, render.FormatTable, render.MissingImages, &missingReport{Images: []neededImage{{
-				Reference: evil, Problem: facts.Problem, NeededBy: []string{evil}}}}, printMissing, nil)
+				Reference: evil, Problem: facts.Problem, NeededBy: []string{evil}}}},
+				func(w io.Writer, report *missingReport) error { return printMissing(w, report, false) }, nil)
 		},
 		"missing --output name": func(w io.Writer) error {
 			return render.Report(w, render.FormatName, render.MissingImages,
@@ -45,10 +47,10 @@ func TestRowsDoNotControlTheTerminal(t *testing.T) {
 			return render.Report(w, render.FormatTable, render.ImageRemoval, &removal{
 				Images: []removedImage{{References: []string{evil + "\nFAKE"}}}, Untagged: []string{evil}}, (&removalFlags{}).print, nil)
 		},
-		"verify": func(w io.Writer) error {
+		"scrub": func(w io.Writer) error {
 			transport, access := answering(problem)
-			f := verifyFlags{request: scrub.Request{Rate: 1000}, output: render.FormatTable}
-			_ = f.verify(t.Context(), transport, access, w, slog.New(slog.DiscardHandler))
+			f := scrubFlags{request: scrub.Request{Rate: 1000}, output: render.FormatTable}
+			_ = f.scrub(t.Context(), transport, access, w, slog.New(slog.DiscardHandler))
 			return nil
 		},
 		"garbage-collect": func(w io.Writer) error {

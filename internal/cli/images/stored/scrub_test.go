@@ -15,7 +15,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/release"
 )
 
-func TestImagesVerify(t *testing.T) {
+func TestImagesScrub(t *testing.T) {
 	const progress = `{"progress":{"bytes":1,"total":2}}` + "\n"
 	const damaged = `{"problem":{"kind":"damaged","digest":"sha256:d","images":[{"repository":"a/b","tag":"v1",` +
 		`"digest":"sha256:m"},{"repository":"c","digest":"sha256:n"}]}}` + "\n"
@@ -37,7 +37,7 @@ func TestImagesVerify(t *testing.T) {
 			"damaged sha256:d a/b:v1 c@sha256:n\nmissing sha256:e a/b:v1\nread 3 blobs (2.0 kB): 2 problems\n\nnext\n" +
 				"  - Push these images again: a/b:v1 c@sha256:n\n", "1 problems"},
 		"garbage is damaged": {"table", 200, garbage + result("1"), "damaged sha256:g (no image needs it)\n" +
-			"read 3 blobs (2.0 kB): 1 problems\n\nnext\n  - No image needs the damaged content: zarf-registry garbage-collect " +
+			"read 3 blobs (2.0 kB): 1 problems\n\nnext\n  - No image needs the damaged content: zarf-registry images garbage-collect " +
 			"removes it.\n", "1 problems"},
 		"a registry that fails":  {"table", 200, damaged + `{"error":"disk gone"}`, "damaged sha256:d", "disk gone"},
 		"one that stops early":   {"table", 200, progress, "", "stopped before it had finished"},
@@ -56,8 +56,8 @@ func TestImagesVerify(t *testing.T) {
 				_, _ = w.Write([]byte(tt.answer))
 			})
 			var out bytes.Buffer
-			f := verifyFlags{request: scrub.Request{Rate: 1000}, output: tt.output}
-			err := f.verify(t.Context(), server,
+			f := scrubFlags{request: scrub.Request{Rate: 1000}, output: tt.output}
+			err := f.scrub(t.Context(), server,
 				release.PushAccess{ServerName: "r", Username: "me", Password: "secret"}, &out, slog.New(slog.DiscardHandler))
 			if (err != nil) != (tt.err != "") || err != nil && !strings.Contains(err.Error(), tt.err) {
 				t.Errorf("%v, want %q", err, tt.err)

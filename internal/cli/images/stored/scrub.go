@@ -21,22 +21,22 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/release"
 )
 
-// verifyProgress is how often the log says how far the registry has come.
-const verifyProgress = time.Minute
+// scrubProgress is how often the log says how far the registry has come.
+const scrubProgress = time.Minute
 
-// verifyFlags are the flags of images verify.
-type verifyFlags struct {
+// scrubFlags are the flags of images scrub.
+type scrubFlags struct {
 	cluster cmdflags.Cluster
 	request scrub.Request
 	output  string
 }
 
-func NewVerify(global *cmdflags.Global) *cobra.Command {
-	f := &verifyFlags{cluster: cmdflags.Cluster{Global: global}}
+func NewScrub(global *cmdflags.Global) *cobra.Command {
+	f := &scrubFlags{cluster: cmdflags.Cluster{Global: global}}
 	cmd := &cobra.Command{
-		Use:   "verify",
+		Use:   "scrub",
 		Short: "Let the cluster's registry read all that it stores, and report damage",
-		Long: `verify asks the cluster's registry to read all of its content and to compare it with its
+		Long: `scrub asks the cluster's registry to read all of its content and to compare it with its
 digests. It prints what is missing or damaged, and which images need that: push these again,
 with images push or any other client, from their archives or another registry.
 
@@ -49,9 +49,9 @@ zarf-registry status shows the problems of the last complete run that were not r
 
 Exit codes: 0 if all content is intact, 1 on failure, 3 if the command line is invalid, 4 if
 content is damaged.`,
-		Example: `  zarf-registry images verify
-  zarf-registry images verify --rate 200M
-  zarf-registry images verify --output json | jq -r '.problems[].images[] | .repository + ":" + .tag'`,
+		Example: `  zarf-registry images scrub
+  zarf-registry images scrub --rate 200M
+  zarf-registry images scrub --output json | jq -r '.problems[].images[] | .repository + ":" + .tag'`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return f.run(cmd) },
 	}
@@ -62,15 +62,15 @@ content is damaged.`,
 	return cmd
 }
 
-// verified is what images verify prints as JSON.
-type verified struct {
+// scrubbed is what images scrub prints as JSON.
+type scrubbed struct {
 	scrub.Result
 	Problems []scrub.Problem `json:"problems"`
 }
 
 // images returns the names of the images that need what is missing or damaged.
-func (v verified) images() (names []string) {
-	for _, p := range v.Problems {
+func (s scrubbed) images() (names []string) {
+	for _, p := range s.Problems {
 		for _, image := range p.Images {
 			names = append(names, image.String())
 		}
@@ -79,28 +79,28 @@ func (v verified) images() (names []string) {
 	return slices.Compact(names)
 }
 
-func (f *verifyFlags) run(cmd *cobra.Command) error {
+func (f *scrubFlags) run(cmd *cobra.Command) error {
 	c, log, err := f.cluster.Begin(cmd, f.request.Validate())
 	if err != nil {
 		return err
 	}
 	defer c.Close()
-	return f.verify(cmd.Context(), c.Transport, c.Access, cmd.OutOrStdout(), log)
+	return f.scrub(cmd.Context(), c.Transport, c.Access, cmd.OutOrStdout(), log)
 }
 
-// verify lets the registry read its content and prints what it finds.
-func (f *verifyFlags) verify(
+// scrub lets the registry read its content and prints what it finds.
+func (f *scrubFlags) scrub(
 	ctx context.Context, transport http.RoundTripper, access release.PushAccess, stdout io.Writer, log *slog.Logger,
 ) error {
 	stdout = logging.PrintableWriter(stdout)
-	what := verified{Problems: []scrub.Problem{}}
+	what := scrubbed{Problems: []scrub.Problem{}}
 	logged := time.Now()
 	err := untilSilence(ctx, func(ctx context.Context, heard func()) error {
 		return cluster.Scrub(ctx, transport, access, f.request, func(e scrub.Event) error {
 			heard()
 			switch {
 			case e.Progress != nil:
-				if time.Since(logged) >= verifyProgress {
+				if time.Since(logged) >= scrubProgress {
 					logged = time.Now()
 					log.Info("reading", "read", space.FormatBytes(e.Progress.Bytes), "of", space.FormatBytes(e.Progress.Total))
 				}
@@ -117,17 +117,17 @@ func (f *verifyFlags) verify(
 		})
 	})
 	if err != nil {
-		return fmt.Errorf("verifying images: %w", err)
+		return fmt.Errorf("scrubbing: %w", err)
 	}
 	var next []string
 	if images := what.images(); len(images) > 0 {
 		next = append(next, "Push these images again: "+strings.Join(images, " "))
 	}
 	if len(what.Problems) > 0 && len(next) == 0 {
-		next = append(next, "No image needs the damaged content: zarf-registry garbage-collect removes it.")
+		next = append(next, "No image needs the damaged content: zarf-registry images garbage-collect removes it.")
 	}
-	return render.Report(stdout, f.output, render.Scrub, what, func(w io.Writer, v verified) error {
-		fmt.Fprintln(w, v.Result)
+	return render.Report(stdout, f.output, render.Scrub, what, func(w io.Writer, s scrubbed) error {
+		fmt.Fprintln(w, s.Result)
 		render.Next(w, next)
 		return nil
 	}, next)
