@@ -14,7 +14,9 @@ export CGO_ENABLED ?= 0
 CHART    := charts/zarf-registry
 VERSION  ?= $(shell sed -n 's/^appVersion: *"\{0,1\}\([^"]*\)"\{0,1\}/\1/p' $(CHART)/Chart.yaml)
 REGISTRY ?= ghcr.io/zarf-dev/zarf-registry
-LDFLAGS  := -s -w -X github.com/zarf-dev/zarf-registry/internal/version.Version=$(VERSION)
+COMMIT   := $(shell git describe --always --dirty --abbrev=40 --exclude='*' 2>/dev/null)
+VARIABLE := github.com/zarf-dev/zarf-registry/internal/version
+LDFLAGS  := -s -w -X $(VARIABLE).Version=$(VERSION) -X $(VARIABLE).Commit=$(COMMIT)
 GOBUILD  := go build -ldflags "$(LDFLAGS)"
 # Builds a benchmark: $(BENCHBUILD) ./proxy writes dist/bench-proxy, which writes its results to dist/bench/proxy.
 BENCHBUILD = mkdir -p dist/bench/$(@:bench-%=%) && cd bench && $(GOBUILD) -o ../dist/$(@F)

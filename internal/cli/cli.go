@@ -70,7 +70,7 @@ const interruptGrace = 900 * time.Millisecond
 func execute(ctx context.Context, root *cobra.Command, stderr io.Writer) int {
 	began := false
 	noteBegin(root, &began)
-	if err := root.ExecuteContext(ctx); err != nil {
+	if cmd, err := root.ExecuteContextC(ctx); err != nil {
 		if silent, printed := errors.AsType[*render.Silent](err); printed {
 			return silent.Code
 		}
@@ -78,8 +78,11 @@ func execute(ctx context.Context, root *cobra.Command, stderr io.Writer) int {
 		if advice := cluster.Advice(err); advice != "" {
 			fmt.Fprintln(stderr, logging.Printable(advice))
 		}
-		_, blocked := errors.AsType[*install.Blocked](err)
-		if blocked || !began || exitcode.IsRefusal(err) { // what never began has a wrong command line
+		if !began || exitcode.IsUsage(err) { // what never began has a wrong command line
+			fmt.Fprintf(stderr, "see %s --help\n", cmd.CommandPath())
+			return exitcode.Refused
+		}
+		if _, blocked := errors.AsType[*install.Blocked](err); blocked || exitcode.IsRefusal(err) {
 			return exitcode.Refused
 		}
 		return exitcode.Failed
@@ -111,6 +114,8 @@ func New(stdout, stderr io.Writer) *cobra.Command {
 		SilenceErrors:     true,
 		PersistentPreRunE: func(*cobra.Command, []string) error { return global.ValidateLog() },
 	}
+	cmdflags.MakeGroup(root)
+	root.SetFlagErrorFunc(cmdflags.SuggestFlag)
 	global.Attach(root)
 	root.SetOut(stdout)
 	root.SetErr(stderr)
@@ -124,7 +129,7 @@ func New(stdout, stderr io.Writer) *cobra.Command {
 		{"Images:", []*cobra.Command{images.New(global)}},
 		{"Check and fix:", []*cobra.Command{newStatus(global), newHeal(global), certs.New(global),
 			certs.NewCredentials(global), newSupportBundle(global)}},
-		{otherCommands, []*cobra.Command{newVersion()}},
+		{otherCommands, []*cobra.Command{newVersion(global)}},
 	} {
 		root.AddGroup(&cobra.Group{ID: g.title, Title: g.title})
 		for _, cmd := range g.commands {
@@ -205,21 +210,6 @@ func newOptions() *cobra.Command {
 		Args:   cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			_, err := fmt.Fprintf(cmd.OutOrStdout(), "Flags of all commands:\n%s", cmd.InheritedFlags().FlagUsages())
-			return err
-		},
-	}
-}
-
-func newVersion() *cobra.Command {
-	return &cobra.Command{
-		Use:   "version",
-		Short: "Print the version",
-		Long: `version prints the version of this program.
-
-Exit codes: 0 on success, 3 if the command line is invalid.`,
-		Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			_, err := fmt.Fprintln(cmd.OutOrStdout(), version.Version)
 			return err
 		},
 	}

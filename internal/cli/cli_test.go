@@ -6,10 +6,19 @@ import (
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"testing"
 
+	"helm.sh/helm/v3/pkg/action"
+	"helm.sh/helm/v3/pkg/chart"
+	"helm.sh/helm/v3/pkg/release"
+	"helm.sh/helm/v3/pkg/storage"
+	"helm.sh/helm/v3/pkg/storage/driver"
+
+	"github.com/zarf-dev/zarf-registry/internal/cli/clitest"
 	"github.com/zarf-dev/zarf-registry/internal/cli/cmdflags"
+	"github.com/zarf-dev/zarf-registry/internal/cli/render"
 	"github.com/zarf-dev/zarf-registry/internal/exitcode"
 	"github.com/zarf-dev/zarf-registry/internal/version"
 )
@@ -118,8 +127,12 @@ func TestBadInputIsRefusedWithOneClearLine(t *testing.T) {
 		want string
 	}
 	cases := map[string]refusal{
-		"unknown command":    {[]string{"prepaer"}, 3, `unknown command "prepaer"`},
-		"unknown flag":       {[]string{"prepare", "--colour"}, 3, "unknown flag: --colour"},
+		"unknown command":    {[]string{"instal"}, 3, `unknown command "instal" for "zarf-registry": did you mean install?`},
+		"unknown flag":       {[]string{"prepare", "--colour"}, 3, "unknown flag: --colour\nsee zarf-registry prepare --help\n"},
+		"both":               {[]string{"instal", "--dry-run"}, 3, `unknown command "instal" for "zarf-registry": did you mean install?`},
+		"a mistyped flag":    {[]string{"images", "list", "--untaged"}, 3, "unknown flag: --untaged: did you mean --untagged?"},
+		"an inherited flag":  {[]string{"status", "--namspace=a"}, 3, "--namspace: did you mean --namespace?"},
+		"a usage error":      {[]string{"images", "pull", "nginx"}, 3, "\nsee zarf-registry images pull --help\n"},
 		"impossible name":    {[]string{"cleanup", "--name", "1x"}, 3, `invalid name "1x"`},
 		"impossible release": {[]string{"cleanup", "--release", "Not One"}, 3, `invalid release name "Not One"`},
 		"settings that are no JSON": {[]string{"prepare", "--settings", "rubbish"}, 3,
@@ -141,14 +154,16 @@ func TestBadInputIsRefusedWithOneClearLine(t *testing.T) {
 		"install: not true, not false":    {[]string{"install", "--registry-proxy=maybe"}, 3, "--registry-proxy"},
 		"install: an argument":            {[]string{"install", "zarf-registry"}, 3, `unknown command "zarf-registry"`},
 		"uninstall: impossible release":   {[]string{"uninstall", "--release", "Not One"}, 3, `invalid release name "Not One"`},
-		"images: unknown command":         {[]string{"images", "pul"}, 3, `unknown command "pul" for "zarf-registry images"`},
+		"images: unknown command":         {[]string{"images", "pul"}, 3, `"pul" for "zarf-registry images": did you mean push or pull?`},
 		"support-bundle: impossible name": {[]string{"support-bundle", "--name", "a.b"}, 3, `invalid name "a.b"`},
 		"support-bundle: no lines":        {[]string{"support-bundle", "--tail", "0"}, 3, "invalid --tail 0"},
 		"support-bundle: less than a second": {[]string{"support-bundle", "--since", "10ms"}, 3,
 			`"--since" flag: want a duration`},
 		"support-bundle: two results on stdout": {[]string{"support-bundle", "--out", "-", "--output", "json"}, 3,
 			"both write to stdout"},
-		"certs: unknown command":      {[]string{"certs", "renw"}, 3, `unknown command "renw" for "zarf-registry certs"`},
+		"certs: unknown command": {[]string{"certs", "renw"}, 3, `"renw" for "zarf-registry certs": did you mean renew?
+see zarf-registry certs --help
+`},
 		"certs ca: no JSON":           {[]string{"certs", "ca", "--output", "json"}, 3, "unknown flag: --output"},
 		"certs ca: impossible name":   {[]string{"certs", "ca", "--name", "a.b"}, 3, `invalid name "a.b"`},
 		"certs rotate: an argument":   {[]string{"certs", "rotate", "ca"}, 3, `unknown command "ca"`},
@@ -290,4 +305,30 @@ func TestTheEnvironmentNamesTheRelease(t *testing.T) {
 			t.Errorf("%q are named by %q, want %q", release, got, want)
 		}
 	}
+}
+
+func TestTheVersionAsDataSaysFromWhatItWasBuilt(t *testing.T) {
+	_, out, _ := run(t, "version", "--output", "yaml")
+	for _, want := range []string{"kind: Version\n", "go: " + runtime.Version() + "\n", "problem: 'no cluster configured",
+		"release: null\n"} {
+		if !strings.Contains(out, want) {
+			t.Errorf("it lacks %q:\n%s", want, out)
+		}
+	}
+	helm := &action.Configuration{Releases: storage.Init(driver.NewMemory())}
+	if r, err := readRelease(helm, "zarf-registry"); r != nil || err != nil {
+		t.Errorf("without a release: %v, %v", r, err)
+	}
+	if err := helm.Releases.Create(&release.Release{Name: "zarf-registry", Namespace: "zarf", Version: 3,
+		Info:  &release.Info{Status: release.StatusDeployed},
+		Chart: &chart.Chart{Metadata: &chart.Metadata{Name: "zarf-registry", Version: "0.2.0", AppVersion: "0.2.1"}}},
+	); err != nil {
+		t.Fatal(err)
+	}
+	r, err := readRelease(helm, "zarf-registry")
+	if err != nil {
+		t.Fatal(err)
+	}
+	clitest.JSON(t, render.Version, clitest.Data(t, render.Version, programVersion{Version: "0.1.0",
+		Commit: "44fea3ed0ee4ae7a0ea6d6d3b7ddff6bfb6d39a4", Go: "go1.26.8", Chart: "0.1.0", Release: r}))
 }

@@ -56,7 +56,7 @@ type healed struct {
 
 func (f *healFlags) run(cmd *cobra.Command) error {
 	if err := f.cluster.Validate(); err != nil {
-		return &exitcode.Refusal{Err: err}
+		return exitcode.Usage(err)
 	}
 	config, _, err := cluster.Connect(f.cluster.Access)
 	if err != nil {

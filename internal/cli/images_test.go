@@ -912,7 +912,11 @@ func TestImagesRefuseWhatCannotBeRight(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			c.t = t
 			message, printed := c.fails(3, "", tc.args...)
-			clitest.Same(t, "the error", message, "Error: "+tc.want+"\n")
+			said, see, _ := strings.Cut(message, "\nsee ")
+			clitest.Same(t, "the error", said, "Error: "+tc.want)
+			if !strings.HasPrefix(see, "zarf-registry images "+tc.args[0]) || !strings.HasSuffix(see, " --help\n") {
+				t.Errorf("it names the help of %q", see)
+			}
 			if printed != "" {
 				t.Errorf("it prints %s", printed)
 			}

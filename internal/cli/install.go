@@ -143,16 +143,16 @@ func (f *chartFlags) merged(flags *pflag.FlagSet) (map[string]any, error) {
 // installer returns an installer for validated flags.
 func (f *chartFlags) installer(cmd *cobra.Command) (*install.Installer, error) {
 	if err := f.validate(); err != nil {
-		return nil, &exitcode.Refusal{Err: err}
+		return nil, exitcode.Usage(err)
 	}
 	log := f.Progress(cmd.ErrOrStderr())
 	values, err := f.merged(cmd.Flags())
 	if err != nil {
-		return nil, &exitcode.Refusal{Err: err}
+		return nil, exitcode.Usage(err)
 	}
 	c, err := install.LoadChart(f.chart)
 	if err != nil {
-		return nil, &exitcode.Refusal{Err: err}
+		return nil, exitcode.Usage(err)
 	}
 	if c.AppVersion() != version.Version {
 		log.Warn("the versions of chart and program differ", "chart", c.AppVersion(), "program", version.Version)

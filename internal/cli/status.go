@@ -55,7 +55,7 @@ something needs attention.`,
 
 func (f *statusFlags) run(cmd *cobra.Command) error {
 	if err := f.Validate(); err != nil {
-		return &exitcode.Refusal{Err: err}
+		return exitcode.Usage(err)
 	}
 	config, client, err := cluster.Connect(f.Access)
 	if err != nil {

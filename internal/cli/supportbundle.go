@@ -92,7 +92,7 @@ func (f *bundleFlags) check() error {
 
 func (f *bundleFlags) run(cmd *cobra.Command) error {
 	if err := f.check(); err != nil {
-		return &exitcode.Refusal{Err: err}
+		return exitcode.Usage(err)
 	}
 	log := f.Progress(cmd.ErrOrStderr())
 	config, client, err := cluster.Connect(f.Access)

@@ -20,13 +20,26 @@ const (
 )
 
 // Refusal is an error that a retry would hit again. Commands then exit with Refused.
-type Refusal struct{ Err error }
+type Refusal struct {
+	Err error
+	// Usage means that the command line is wrong, which the command's help explains.
+	Usage bool
+}
 
 func (e *Refusal) Error() string { return e.Err.Error() }
 func (e *Refusal) Unwrap() error { return e.Err }
 
 // Refuse returns a Refusal.
-func Refuse(format string, args ...any) error { return &Refusal{fmt.Errorf(format, args...)} }
+func Refuse(format string, args ...any) error { return &Refusal{Err: fmt.Errorf(format, args...)} }
+
+// Usage returns a Refusal of a command line.
+func Usage(err error) error { return &Refusal{Err: err, Usage: true} }
+
+// IsUsage reports whether an error is about the command line.
+func IsUsage(err error) bool {
+	refusal, refused := errors.AsType[*Refusal](err)
+	return refused && refusal.Usage
+}
 
 // IsRefusal reports whether an error must not be retried.
 func IsRefusal(err error) bool {

@@ -6,3 +6,7 @@ package version
 // (-X github.com/zarf-dev/zarf-registry/internal/version.Version=…). A program
 // built without it calls itself "dev".
 var Version = "dev"
+
+// Commit is the full hash of the commit, followed by -dirty if files had changed. The linker sets it like Version. It
+// is empty for programs of the payload, which are the same in all releases between which their sources do not change.
+var Commit = ""

@@ -18,8 +18,8 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/payload/injector"
 )
 
-// versionVariable is the variable that contains the version. The linker sets it.
-const versionVariable = "github.com/zarf-dev/zarf-registry/internal/version.Version"
+// versionPackage has the variables for version and commit. The linker sets them.
+const versionPackage = "github.com/zarf-dev/zarf-registry/internal/version"
 
 // Injected are the Go programs that the loader runs on nodes. The payload's others, in C, link nothing.
 var Injected = []string{"registry", "registry-node"}
@@ -29,14 +29,14 @@ var Injected = []string{"registry", "registry-node"}
 var tags = map[string]string{"registry-node": "nethttpomithttp2"}
 
 // Build builds the Go package pkg as a static program for a platform, such as linux/amd64, and writes it to
-// output. The result does not depend on paths, the state of the repository, or environment variables such as
-// GOAMD64. An empty version is not linked: programs of the payload learn theirs when they start, so that they
-// are the same in all releases between which their sources do not change.
+// output. The result does not depend on paths or environment variables such as GOAMD64. The commit is linked with the
+// version. An empty version is not linked, nor is the commit: programs of the payload learn theirs when they start, so
+// that they are the same in all releases between which their sources do not change.
 func Build(ctx context.Context, pkg, platform, version, output string) error {
 	system, architecture, _ := strings.Cut(platform, "/")
 	ldflags := "-s -w"
 	if version != "" {
-		ldflags += " -X " + versionVariable + "=" + version
+		ldflags += " -X " + versionPackage + ".Version=" + version + " -X " + versionPackage + ".Commit=" + commit(ctx)
 	}
 	cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-buildvcs=false", "-tags="+tags[path.Base(pkg)],
 		"-ldflags", ldflags, "-o", output, pkg)
@@ -47,6 +47,15 @@ func Build(ctx context.Context, pkg, platform, version, output string) error {
 		return fmt.Errorf("building %s for %s: %w", pkg, platform, err)
 	}
 	return nil
+}
+
+// commit returns the hash of the commit, as the Makefile does; it is empty without a repository.
+func commit(ctx context.Context) string {
+	hash, err := exec.CommandContext(ctx, "git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*").Output()
+	if err != nil {
+		return ""
+	}
+	return strings.TrimSpace(string(hash))
 }
 
 // Layer writes the image layer of the file program to the file layer. Compressing a large program takes

@@ -24,9 +24,9 @@ func garbageCollectCommand() *cobra.Command {
 		Long: `Remove blobs that no image needs. Deleting an image removes only its manifest from a repository.
 
 Use this command if the registry is stopped, or if its storage is accessible from elsewhere. For a registry in a
-cluster, use zarf-registry images garbage-collect. A running registry with the same storage keeps serving pulls and pushes;
-pushes of what is about to be removed wait until the collection has finished. If this command is killed, they wait for
-another minute.
+cluster, use zarf-registry images garbage-collect. A running registry with the same storage keeps serving pulls and
+pushes; pushes of what is about to be removed wait until the collection has finished. If this command is killed, they
+wait for another minute.
 
 Everything pushed within --grace-period is kept.`,
 		Example: `  # show what would be removed

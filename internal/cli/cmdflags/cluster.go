@@ -108,7 +108,7 @@ func (f *Cluster) Connect(ctx context.Context) (*Access, error) {
 // caller closes the access.
 func (f *Cluster) Begin(cmd *cobra.Command, invalid error) (*Access, *slog.Logger, error) {
 	if err := errors.Join(f.Validate(), invalid); err != nil {
-		return nil, nil, &exitcode.Refusal{Err: err}
+		return nil, nil, exitcode.Usage(err)
 	}
 	c, err := f.Connect(cmd.Context())
 	return c, f.Progress(cmd.ErrOrStderr()), err

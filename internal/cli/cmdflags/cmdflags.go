@@ -4,6 +4,7 @@ package cmdflags
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"os"
 	"slices"
@@ -19,12 +20,50 @@ import (
 
 // Group returns a command that only holds subcommands. It rejects unknown ones.
 func Group(use, short string, commands ...*cobra.Command) *cobra.Command {
-	cmd := &cobra.Command{
-		Use: use, Short: short, Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
-	}
+	cmd := &cobra.Command{Use: use, Short: short}
+	MakeGroup(cmd)
 	cmd.AddCommand(commands...)
 	return cmd
+}
+
+// MakeGroup makes a command one that only holds subcommands.
+func MakeGroup(cmd *cobra.Command) {
+	cmd.SuggestionsMinimumDistance = suggestionDistance
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error { return cmd.Help() }
+	cmd.Args = func(cmd *cobra.Command, args []string) error {
+		if len(args) == 0 {
+			return nil
+		}
+		return fmt.Errorf("unknown command %q for %q%s", args[0], cmd.CommandPath(),
+			meant("", cmd.SuggestionsFor(args[0])))
+	}
+}
+
+// suggestionDistance is how many letters may differ between what was typed and what is suggested.
+const suggestionDistance = 2
+
+// SuggestFlag adds similar flags to the error about an unknown one. After an unknown command, flags are not the problem.
+func SuggestFlag(cmd *cobra.Command, err error) error {
+	unknown, ok := errors.AsType[*pflag.NotExistError](err)
+	if !ok {
+		return err
+	}
+	if before := cmd.Flags().Args(); cmd.HasSubCommands() && len(before) > 0 {
+		return cmd.Args(cmd, before)
+	}
+	all := &cobra.Command{SuggestionsMinimumDistance: suggestionDistance} // cobra compares only names of commands
+	cmd.Flags().VisitAll(func(f *pflag.Flag) {
+		all.AddCommand(&cobra.Command{Use: f.Name, Run: func(*cobra.Command, []string) {}})
+	})
+	return fmt.Errorf("%w%s", err, meant("--", all.SuggestionsFor(unknown.GetSpecifiedName())))
+}
+
+// meant is the question which of some names was meant.
+func meant(prefix string, names []string) string {
+	if len(names) == 0 {
+		return ""
+	}
+	return ": did you mean " + prefix + strings.Join(names, " or "+prefix) + "?"
 }
 
 // AddName adds the flag that, with those of all commands, says what the objects of the release are called.

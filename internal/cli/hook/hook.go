@@ -163,7 +163,7 @@ func (f *Flags) validate(flags *pflag.FlagSet) error {
 
 func (f *Flags) Run(cmd *cobra.Command, phase func(*hook.Hook, context.Context) error) error {
 	if err := f.validate(cmd.Flags()); err != nil {
-		return &exitcode.Refusal{Err: err}
+		return exitcode.Usage(err)
 	}
 	log := f.Progress(cmd.ErrOrStderr())
 	c, err := connect(f.Access)
@@ -250,7 +250,7 @@ func (c Connection) kubeletConfig() func(ctx context.Context, node string) ([]by
 // --timeout.
 func (f *Flags) Connect(cmd *cobra.Command) (context.Context, Connection, func(), error) {
 	if err := f.validate(cmd.Flags()); err != nil {
-		return nil, Connection{}, nil, &exitcode.Refusal{Err: err}
+		return nil, Connection{}, nil, exitcode.Usage(err)
 	}
 	c, err := connect(f.Access)
 	if err != nil {

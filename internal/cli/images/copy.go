@@ -73,7 +73,7 @@ invalid or the images do not fit.`,
 func (f *copyFlags) run(cmd *cobra.Command, args []string) error {
 	refs, host, err := f.check(cmd, args)
 	if err != nil {
-		return &exitcode.Refusal{Err: err}
+		return exitcode.Usage(err)
 	}
 	plain := func(host string) bool {
 		if f.host != "" && host == f.host {

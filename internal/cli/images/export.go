@@ -46,7 +46,7 @@ Exit codes: 0 if everything is exported, 1 if something is missing, 3 if the com
 
 func (f *pullFlags) export(cmd *cobra.Command) error {
 	if err := errors.Join(f.validate(cmd.Flags()), f.checkOut()); err != nil {
-		return &exitcode.Refusal{Err: err}
+		return exitcode.Usage(err)
 	}
 	return f.transfer(cmd, "", nil, func(ctx context.Context, r *imageRun) ([]images.Result, error) {
 		c, content, err := f.cluster.ConnectToCatalog(ctx)

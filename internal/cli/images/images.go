@@ -204,7 +204,7 @@ func (f *imageFlags) begin(cmd *cobra.Command, host string, plain func(host stri
 	var err error
 	r.registries, err = f.login.Open(cmd.InOrStdin(), host, plain, r.retryOptions())
 	if err != nil {
-		return nil, &exitcode.Refusal{Err: err}
+		return nil, exitcode.Usage(err)
 	}
 	r.atEnd(func() error { r.registries.Close(); return nil })
 	return r, nil

@@ -73,7 +73,7 @@ Exit codes: 0 on success, 1 on failure, 3 if the command line is invalid.`,
 func (f *listFlags) run(cmd *cobra.Command, args []string) error {
 	host, err := f.check(cmd, args)
 	if err != nil {
-		return &exitcode.Refusal{Err: err}
+		return exitcode.Usage(err)
 	}
 	r, err := f.begin(cmd, host, func(string) bool { return f.login.PlainHTTP })
 	if err != nil {

@@ -75,7 +75,7 @@ Exit codes: 0 if all images were pulled, 1 if one failed, 3 if the command line 
 func (f *pullFlags) run(cmd *cobra.Command, args []string) error {
 	refs, host, err := f.check(cmd, args)
 	if err != nil {
-		return &exitcode.Refusal{Err: err}
+		return exitcode.Usage(err)
 	}
 	plain := func(string) bool { return f.login.PlainHTTP }
 	return f.transfer(cmd, host, plain, func(ctx context.Context, r *imageRun) ([]images.Result, error) {

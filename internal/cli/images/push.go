@@ -120,7 +120,7 @@ invalid or the images do not fit.`,
 
 func (f *pushFlags) run(cmd *cobra.Command, args []string) error {
 	if err := f.check(cmd, args); err != nil {
-		return &exitcode.Refusal{Err: err}
+		return exitcode.Usage(err)
 	}
 	plain := func(string) bool { return f.login.PlainHTTP }
 	return f.transfer(cmd, f.host, plain, func(ctx context.Context, r *imageRun) ([]images.Result, error) {

@@ -102,7 +102,7 @@ func printPruned(w io.Writer, p blobstore.Pruned) error {
 func (f *storeCommand) open(cmd *cobra.Command) (*blobstore.Store, error) {
 	dir, err := f.storeAt()
 	if err := cmp.Or(f.validate(cmd.Flags()), err); err != nil {
-		return nil, &exitcode.Refusal{Err: err}
+		return nil, exitcode.Usage(err)
 	}
 	return blobstore.Open(dir, blobstore.Options{})
 }

@@ -32,6 +32,7 @@ const (
 	Status            Kind = "Status"            // status
 	SupportBundle     Kind = "SupportBundle"     // support-bundle
 	TransferList      Kind = "TransferList"      // images push, pull, copy, export
+	Version           Kind = "Version"           // version
 )
 
 // List is the object of a kind that ends in List. It is an object, not an array, so that it can get more fields.

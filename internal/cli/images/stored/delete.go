@@ -60,7 +60,7 @@ func (f *deleteFlags) run(cmd *cobra.Command, args []string) error {
 		}
 	}
 	if err := errors.Join(errs...); err != nil {
-		return &exitcode.Refusal{Err: err}
+		return exitcode.Usage(err)
 	}
 	return f.remove(cmd, func(content *catalog.Catalog, used *workloads.Set) (choice, error) {
 		return f.choose(content, used, args, names)

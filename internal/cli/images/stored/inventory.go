@@ -48,7 +48,7 @@ func (f *inventoryFlags) run(cmd *cobra.Command) error {
 		err = errors.Join(err, errors.New("--out is required: want a file, or - for stdout"))
 	}
 	if err != nil {
-		return &exitcode.Refusal{Err: err}
+		return exitcode.Usage(err)
 	}
 	c, content, err := f.cluster.ConnectToCatalog(cmd.Context())
 	if err != nil {

@@ -133,11 +133,11 @@ func (f *missingFlags) run(cmd *cobra.Command, args []string) error {
 	s := &imageSearch{}
 	var err error
 	if s.prefix, s.platforms, err = f.check(cmd, args); err != nil {
-		return &exitcode.Refusal{Err: err}
+		return exitcode.Usage(err)
 	}
 	used, err := readManifests(cmd.InOrStdin(), args)
 	if err != nil {
-		return &exitcode.Refusal{Err: err}
+		return exitcode.Usage(err)
 	}
 	ctx := cmd.Context()
 	c, content, err := f.cluster.ConnectToCatalog(ctx)

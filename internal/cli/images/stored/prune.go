@@ -76,7 +76,7 @@ Exit codes: 0 on success, 1 on failure or timeout, 3 if nothing was tried.`,
 func (f *pruneFlags) run(cmd *cobra.Command) error {
 	listed, err := f.check(cmd)
 	if err != nil {
-		return &exitcode.Refusal{Err: err}
+		return exitcode.Usage(err)
 	}
 	return f.remove(cmd, func(content *catalog.Catalog, used *workloads.Set) (choice, error) {
 		for name, references := range listed {
