@@ -22,7 +22,7 @@ type counter struct {
 
 // newCounter stands before a registry and counts the requests whose path contains part. It keeps each for a
 // while, until there were want at once.
-func newCounter(t *testing.T, registry *testRegistry, part string, want int) *counter {
+func newCounter(t *testing.T, registry testRegistry, part string, want int) *counter {
 	t.Helper()
 	c := &counter{}
 	c.Server = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -59,7 +59,7 @@ func (c *counter) peak() int {
 	return c.most
 }
 
-func (c *counter) host() string { return strings.TrimPrefix(c.URL, "http://") }
+func (c *counter) Host() string { return strings.TrimPrefix(c.URL, "http://") }
 
 func TestTransfersAreLimited(t *testing.T) {
 	from := newTestRegistry(t, false, "", "")
@@ -81,7 +81,7 @@ func TestTransfersAreLimited(t *testing.T) {
 			transfer := []string{"--no-store", "--platform", "linux/amd64"}
 			at := func(counting *counter) (images []string) {
 				for _, ref := range refs {
-					images = append(images, counting.host()+"/"+ref)
+					images = append(images, counting.Host()+"/"+ref)
 				}
 				return images
 			}
@@ -90,17 +90,17 @@ func TestTransfersAreLimited(t *testing.T) {
 			run(source, "pull", append(append(transfer, at(source)...), "--out", archive)...)
 
 			target := newCounter(t, newTestRegistry(t, false, "", ""), "/blobs/", limit)
-			run(target, "push", archive, "--to", target.host())
+			run(target, "push", archive, "--to", target.Host())
 
 			source = newCounter(t, from, "/blobs/", limit)
 			target = newCounter(t, newTestRegistry(t, false, "", ""), "/blobs/", limit)
-			run(target, "copy", append(append(transfer, at(source)...), "--from-plain-http", "--to", target.host())...)
+			run(target, "copy", append(append(transfer, at(source)...), "--from-plain-http", "--to", target.Host())...)
 			if most := source.peak(); most > limit {
 				t.Errorf("images copy: %d downloads at once, want %d", most, limit)
 			}
 
 			listed := newCounter(t, from, "/tags/", limit)
-			run(listed, "list", "--from", listed.host(), "--no-store")
+			run(listed, "list", "--from", listed.Host(), "--no-store")
 		})
 	}
 }

@@ -4,9 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
-	"encoding/pem"
 	"io"
-	"log"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -17,9 +15,6 @@ import (
 	"sync/atomic"
 	"testing"
 
-	"github.com/distribution/distribution/v3/configuration"
-	"github.com/distribution/distribution/v3/registry/handlers"
-	_ "github.com/distribution/distribution/v3/registry/storage/driver/inmemory"
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-containerregistry/pkg/authn"
 	"github.com/google/go-containerregistry/pkg/name"
@@ -29,11 +24,11 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/mutate"
 	"github.com/google/go-containerregistry/pkg/v1/random"
 	"github.com/google/go-containerregistry/pkg/v1/remote"
-	"github.com/sirupsen/logrus"
 
 	"github.com/zarf-dev/zarf-registry/internal/cli/clitest"
 	"github.com/zarf-dev/zarf-registry/internal/cli/render"
 	"github.com/zarf-dev/zarf-registry/internal/exitcode"
+	"github.com/zarf-dev/zarf-registry/test/distributiontest"
 	"github.com/zarf-dev/zarf-registry/test/dockerdaemontest"
 )
 
@@ -89,73 +84,28 @@ func (c *imageCommand) fails(code int, stdin string, args ...string) (message, s
 	return errOut, out
 }
 
-// testRegistry is distribution's registry. Where it has a user, nobody else gets
-// anything. front, if any, stands before it.
+// testRegistry is distribution's registry. Where it has a user, nobody else gets anything.
 type testRegistry struct {
-	*httptest.Server
+	*distributiontest.Registry
 	user, password string
-	front          atomic.Pointer[func(w http.ResponseWriter, r *http.Request) (handled bool)]
 }
 
-func newTestRegistry(t *testing.T, secure bool, user, password string) *testRegistry {
+func newTestRegistry(t *testing.T, secure bool, user, password string) testRegistry {
 	t.Helper()
-	config := &configuration.Configuration{Storage: configuration.Storage{"inmemory": nil}}
-	config.HTTP.RelativeURLs = true
-	config.Catalog.MaxEntries = 1000
-	logrus.SetOutput(io.Discard) // distribution logs each request
-	app := handlers.NewApp(t.Context(), config)
-	t.Cleanup(func() {
-		if err := app.Shutdown(); err != nil {
-			t.Error(err)
-		}
-	})
-	reg := &testRegistry{user: user, password: password}
-	reg.Server = httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if u, p, _ := r.BasicAuth(); user != "" && (u != user || p != password) {
-			w.Header().Set("WWW-Authenticate", `Basic realm="test"`)
-			w.WriteHeader(http.StatusUnauthorized)
-			return
-		}
-		if front := reg.front.Load(); front != nil && (*front)(w, r) {
-			return
-		}
-		app.ServeHTTP(w, r)
-	}))
-	reg.Config.ErrorLog = log.New(io.Discard, "", 0)
-	if secure {
-		reg.StartTLS()
-	} else {
-		reg.Start()
-	}
-	t.Cleanup(reg.Close)
-	return reg
-}
-
-func (r *testRegistry) host() string {
-	_, host, _ := strings.Cut(r.URL, "://")
-	return host
-}
-
-// caFile is the file of the authority of the registry's certificate.
-func (r *testRegistry) caFile(t *testing.T) string {
-	t.Helper()
-	path := filepath.Join(t.TempDir(), "ca.pem")
-	if err := os.WriteFile(path, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: r.Certificate().Raw}),
-		0o600); err != nil {
-		t.Fatal(err)
-	}
-	return path
+	reg := distributiontest.New(t, secure, distributiontest.NewApp(t))
+	reg.Require(user, password)
+	return testRegistry{reg, user, password}
 }
 
 // crane are the options and the name with which crane's library talks to the
 // registry.
-func (r *testRegistry) crane(t *testing.T, ref string) (name.Reference, []remote.Option) {
+func (r testRegistry) crane(t *testing.T, ref string) (name.Reference, []remote.Option) {
 	t.Helper()
 	var options []name.Option
 	if strings.HasPrefix(r.URL, "http:") {
 		options = append(options, name.Insecure)
 	}
-	parsed, err := name.ParseReference(r.host()+"/"+ref, options...)
+	parsed, err := name.ParseReference(r.Host()+"/"+ref, options...)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -167,7 +117,7 @@ func (r *testRegistry) crane(t *testing.T, ref string) (name.Reference, []remote
 }
 
 // has tells the digest that the registry has under a tag.
-func (r *testRegistry) has(t *testing.T, ref string) string {
+func (r testRegistry) has(t *testing.T, ref string) string {
 	t.Helper()
 	parsed, options := r.crane(t, ref)
 	desc, err := remote.Get(parsed, options...)
@@ -178,7 +128,7 @@ func (r *testRegistry) has(t *testing.T, ref string) string {
 }
 
 // put puts an image into the registry, for one platform, and returns its digest.
-func (r *testRegistry) put(t *testing.T, ref, architecture string) string {
+func (r testRegistry) put(t *testing.T, ref, architecture string) string {
 	t.Helper()
 	parsed, options := r.crane(t, ref)
 	image := randomImage(t, architecture)
@@ -189,7 +139,7 @@ func (r *testRegistry) put(t *testing.T, ref, architecture string) string {
 }
 
 // putIndex puts an index of images for two platforms into the registry.
-func (r *testRegistry) putIndex(t *testing.T, ref string) string {
+func (r testRegistry) putIndex(t *testing.T, ref string) string {
 	t.Helper()
 	parsed, options := r.crane(t, ref)
 	index := v1.ImageIndex(empty.Index)
@@ -252,22 +202,22 @@ func TestImagesGoFromRegistryToArchiveToRegistry(t *testing.T) {
 	archive := filepath.Join(c.home, "images.tar")
 
 	list := filepath.Join(c.home, "images.txt")
-	if err := os.WriteFile(list, []byte("# what the application needs\n"+from.host()+"/team/multi:1\n"),
+	if err := os.WriteFile(list, []byte("# what the application needs\n"+from.Host()+"/team/multi:1\n"),
 		0o600); err != nil {
 		t.Fatal(err)
 	}
-	out := c.run("pull", "-f", list, from.host()+"/team/single:2", "--out", archive, "--plain-http", "--platform", "all")
-	clitest.Same(t, "pull prints", out, from.host()+"/team/single:2\n"+from.host()+"/team/multi:1\n")
+	out := c.run("pull", "-f", list, from.Host()+"/team/single:2", "--out", archive, "--plain-http", "--platform", "all")
+	clitest.Same(t, "pull prints", out, from.Host()+"/team/single:2\n"+from.Host()+"/team/multi:1\n")
 
 	to := newTestRegistry(t, true, "robot", "a long secret")
-	push := []string{"push", archive, "--to", to.host(), "--prefix", "mirror", "--ca-file", to.caFile(t), "--username",
+	push := []string{"push", archive, "--to", to.Host(), "--prefix", "mirror", "--ca-file", to.CAFile(t), "--username",
 		"robot", "--password-stdin"}
 	out = c.pipe("a long secret\n", push...)
 	for ref, want := range map[string]string{"mirror/team/multi:1": index, "mirror/team/single:2": single} {
 		if got := to.has(t, ref); got != want {
 			t.Errorf("%s is %s, want %s", ref, got, want)
 		}
-		if !strings.Contains(out, to.host()+"/"+ref+"\n") {
+		if !strings.Contains(out, to.Host()+"/"+ref+"\n") {
 			t.Errorf("push does not print %s:\n%s", ref, out)
 		}
 	}
@@ -288,14 +238,14 @@ func TestZarfTags(t *testing.T) {
 	from, to := newTestRegistry(t, false, "", ""), newTestRegistry(t, false, "", "")
 	digest := from.put(t, "team/app:1", runtime.GOARCH)
 	archive := filepath.Join(c.home, "app.tar")
-	c.run("pull", from.host()+"/team/app:1", "--out", archive, "--plain-http")
+	c.run("pull", from.Host()+"/team/app:1", "--out", archive, "--plain-http")
 	name := "zarf.dev/team/app:1"
-	pushed := to.host() + "/team/app:1\n" + to.host() + "/team/app:1-zarf-2854962264\n"
+	pushed := to.Host() + "/team/app:1\n" + to.Host() + "/team/app:1-zarf-2854962264\n"
 	for _, args := range [][]string{
 		{"push", archive, "--reference", name, "--plain-http"},
-		{"copy", from.host() + "/team/app:1", "--reference", name, "--from-plain-http", "--to-plain-http"},
+		{"copy", from.Host() + "/team/app:1", "--reference", name, "--from-plain-http", "--to-plain-http"},
 	} {
-		clitest.Same(t, args[0]+" prints", c.run(append(args, "--to", to.host(), "--zarf-tags")...), pushed)
+		clitest.Same(t, args[0]+" prints", c.run(append(args, "--to", to.Host(), "--zarf-tags")...), pushed)
 	}
 	clitest.Same(t, "the additional tag", to.has(t, "team/app:1-zarf-2854962264"), digest)
 }
@@ -306,15 +256,15 @@ func TestResultsAsJSON(t *testing.T) {
 	digest := from.put(t, "app:1", runtime.GOARCH)
 	bytes := regexp.MustCompile(`"bytes(Sent|Received)": [0-9]{4,5}`)
 	for name, args := range map[string][]string{
-		"pull to a layout": {"pull", from.host() + "/app:1", "--out", filepath.Join(c.home, "layout"), "--plain-http",
+		"pull to a layout": {"pull", from.Host() + "/app:1", "--out", filepath.Join(c.home, "layout"), "--plain-http",
 			"--no-store"},
-		"pull to an archive": {"pull", from.host() + "/app:1", "--out", filepath.Join(c.home, "a.tar"), "--plain-http",
+		"pull to an archive": {"pull", from.Host() + "/app:1", "--out", filepath.Join(c.home, "a.tar"), "--plain-http",
 			"--no-store"},
-		"copy": {"copy", from.host() + "/app:1", "--to", to.host(), "--to-plain-http", "--from-plain-http", "--no-store"},
+		"copy": {"copy", from.Host() + "/app:1", "--to", to.Host(), "--to-plain-http", "--from-plain-http", "--no-store"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			out := bytes.ReplaceAllString(golden(t, c.run(append(args, "--output", "json")...), from.host(), "FROM",
-				to.host(), "TO", digest, "sha256:APP"), `"bytes$1": 10000`)
+			out := bytes.ReplaceAllString(golden(t, c.run(append(args, "--output", "json")...), from.Host(), "FROM",
+				to.Host(), "TO", digest, "sha256:APP"), `"bytes$1": 10000`)
 			if name == "copy" {
 				clitest.JSON(t, render.TransferList, out)
 			} else if !strings.Contains(out, `"reference": "FROM/app:1"`) || !strings.Contains(out, `"bytesReceived": 10000`) {
@@ -335,9 +285,9 @@ func TestPullingAgainTakesWhatIsThere(t *testing.T) {
 		}
 		return false
 	}
-	from.front.Store(&count)
+	from.SetFront(count)
 	pull := func(out string) {
-		c.run("pull", from.host()+"/app:1", "--plain-http", "--out", filepath.Join(c.home, out))
+		c.run("pull", from.Host()+"/app:1", "--plain-http", "--out", filepath.Join(c.home, out))
 	}
 	pull("first")
 	if blobs.Load() == 0 {
@@ -363,7 +313,7 @@ func TestThePlatformIsThisMachinesWhereThereIsNoCluster(t *testing.T) {
 	c := newImageCommand(t, nil)
 	from, to := newTestRegistry(t, false, "", ""), newTestRegistry(t, false, "", "")
 	index := from.putIndex(t, "app:1")
-	code, _, errOut := c.context(t.Context(), "", "copy", from.host()+"/app:1", "--to", to.host(), "--to-plain-http",
+	code, _, errOut := c.context(t.Context(), "", "copy", from.Host()+"/app:1", "--to", to.Host(), "--to-plain-http",
 		"--from-plain-http")
 	if want := "no cluster configured, using this machine's platform (--platform) platforms=linux/" +
 		runtime.GOARCH; code != 0 || !strings.Contains(errOut, want) {
@@ -372,7 +322,7 @@ func TestThePlatformIsThisMachinesWhereThereIsNoCluster(t *testing.T) {
 	if got := to.has(t, "app:1"); got == index {
 		t.Error("the whole index was copied")
 	}
-	c.run("copy", from.host()+"/app@"+index, "--to", to.host(), "--to-plain-http", "--from-plain-http", "--reference",
+	c.run("copy", from.Host()+"/app@"+index, "--to", to.Host(), "--to-plain-http", "--from-plain-http", "--reference",
 		"other:1")
 	if got := to.has(t, "library/other:1"); got != index {
 		t.Errorf("what a digest names is not whole: %s, want %s", got, index)
@@ -381,16 +331,16 @@ func TestThePlatformIsThisMachinesWhereThereIsNoCluster(t *testing.T) {
 
 func TestCredentialsComeFromWhereUsersLoggedIn(t *testing.T) {
 	from := newTestRegistry(t, true, "robot", "from a keychain")
-	clitest.HelperProgram(t, "fake", `read host; test "$host" = `+from.host()+
+	clitest.HelperProgram(t, "fake", `read host; test "$host" = `+from.Host()+
 		` && echo '{"ServerURL":"'$host'","Username":"robot","Secret":"from a keychain"}'`)
-	c := newImageCommand(t, map[string]string{".docker/config.json": `{"credHelpers":{"` + from.host() + `":"fake"}}`})
+	c := newImageCommand(t, map[string]string{".docker/config.json": `{"credHelpers":{"` + from.Host() + `":"fake"}}`})
 	from.put(t, "app:1", runtime.GOARCH)
-	c.run("pull", from.host()+"/app:1", "--ca-file", from.caFile(t), "--out", filepath.Join(c.home, "out"))
+	c.run("pull", from.Host()+"/app:1", "--ca-file", from.CAFile(t), "--out", filepath.Join(c.home, "out"))
 
-	c = newImageCommand(t, map[string]string{".docker/config.json": `{"credHelpers":{"` + from.host() + `":"absent"}}`})
-	message, _ := c.fails(1, "", "pull", from.host()+"/app:1", "--ca-file", from.caFile(t), "--out",
+	c = newImageCommand(t, map[string]string{".docker/config.json": `{"credHelpers":{"` + from.Host() + `":"absent"}}`})
+	message, _ := c.fails(1, "", "pull", from.Host()+"/app:1", "--ca-file", from.CAFile(t), "--out",
 		filepath.Join(c.home, "out"))
-	if !strings.Contains(message, "credential helper docker-credential-absent, configured for "+from.host()+" in "+c.home+
+	if !strings.Contains(message, "credential helper docker-credential-absent, configured for "+from.Host()+" in "+c.home+
 		"/.docker/config.json: not in PATH") {
 		t.Errorf("the error does not say which helper fails:\n%s", message)
 	}
@@ -408,13 +358,13 @@ func TestRegistriesThatCannotBeReachedSayWhatToDo(t *testing.T) {
 		args  []string
 		want  string
 	}{
-		"an authority that nobody trusts": {"", []string{secure.host() + "/app:1"}, "--ca-file"},
-		"no TLS":                          {"", []string{plain.host() + "/app:1"}, "--plain-http"},
-		"nobody": {"", []string{secure.host() + "/app:1", "--ca-file", secure.caFile(t)},
-			"docker login " + secure.host()},
-		"another password": {"wrong one", []string{secure.host() + "/app:1", "--ca-file", secure.caFile(t), "--username",
+		"an authority that nobody trusts": {"", []string{secure.Host() + "/app:1"}, "--ca-file"},
+		"no TLS":                          {"", []string{plain.Host() + "/app:1"}, "--plain-http"},
+		"nobody": {"", []string{secure.Host() + "/app:1", "--ca-file", secure.CAFile(t)},
+			"docker login " + secure.Host()},
+		"another password": {"wrong one", []string{secure.Host() + "/app:1", "--ca-file", secure.CAFile(t), "--username",
 			"robot", "--password-stdin"}, "--password-stdin"},
-		"no such image": {"", []string{plain.host() + "/app:1", "--plain-http"}, plain.host() + "/app:1"},
+		"no such image": {"", []string{plain.Host() + "/app:1", "--plain-http"}, plain.Host() + "/app:1"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			c.t = t
@@ -433,20 +383,20 @@ func TestACopySaysWhichSideFails(t *testing.T) {
 	secure, plain := newTestRegistry(t, true, "robot", "secret one"), newTestRegistry(t, false, "", "")
 	plain.put(t, "app:1", runtime.GOARCH)
 	for want, args := range map[string][]string{
-		"pass --from-plain-http": {plain.host() + "/app:1", "--to", secure.host()},
-		"or pass --to-username": {plain.host() + "/app:1", "--from-plain-http", "--to", secure.host(), "--ca-file",
-			secure.caFile(t)},
-		"or pass --from-username": {secure.host() + "/app:1", "--to", plain.host(), "--ca-file", secure.caFile(t)},
+		"pass --from-plain-http": {plain.Host() + "/app:1", "--to", secure.Host()},
+		"or pass --to-username": {plain.Host() + "/app:1", "--from-plain-http", "--to", secure.Host(), "--ca-file",
+			secure.CAFile(t)},
+		"or pass --from-username": {secure.Host() + "/app:1", "--to", plain.Host(), "--ca-file", secure.CAFile(t)},
 	} {
 		message, _ := c.fails(1, "", append([]string{"copy", "--retries", "0", "--platform", "all"}, args...)...)
 		if !strings.Contains(message, want) {
 			t.Errorf("%q: it says\n%swant %q", args, message, want)
 		}
 	}
-	c.pipe("secret one", "copy", plain.host()+"/app:1", "--from-plain-http", "--to", secure.host(), "--ca-file",
-		secure.caFile(t), "--to-username", "robot", "--password-stdin")
-	c.pipe("secret one", "copy", secure.host()+"/app:1", "--from-username", "robot", "--to", plain.host(),
-		"--to-plain-http", "--ca-file", secure.caFile(t), "--password-stdin", "--prefix", "back")
+	c.pipe("secret one", "copy", plain.Host()+"/app:1", "--from-plain-http", "--to", secure.Host(), "--ca-file",
+		secure.CAFile(t), "--to-username", "robot", "--password-stdin")
+	c.pipe("secret one", "copy", secure.Host()+"/app:1", "--from-username", "robot", "--to", plain.Host(),
+		"--to-plain-http", "--ca-file", secure.CAFile(t), "--password-stdin", "--prefix", "back")
 	if got, want := plain.has(t, "back/app:1"), plain.has(t, "app:1"); got != want {
 		t.Errorf("the copy is %s, want %s", got, want)
 	}
@@ -457,10 +407,10 @@ func TestAJSONLogIsJSONAlone(t *testing.T) {
 	from := newTestRegistry(t, false, "", "")
 	from.put(t, "app:1", runtime.GOARCH)
 	from.put(t, "other:1", runtime.GOARCH)
-	code, _, errOut := c.context(t.Context(), "", "pull", from.host()+"/app:1", from.host()+"/other:1", "--plain-http",
+	code, _, errOut := c.context(t.Context(), "", "pull", from.Host()+"/app:1", from.Host()+"/other:1", "--plain-http",
 		"--out", filepath.Join(c.home, "a.tar"), "--log-format", "json")
 	if code != 0 || !strings.Contains(errOut, `"msg":"2 images, `) ||
-		!strings.Contains(errOut, `"msg":"`+from.host()+"/app:1: ") {
+		!strings.Contains(errOut, `"msg":"`+from.Host()+"/app:1: ") {
 		t.Errorf("exit code %d\n%s", code, errOut)
 	}
 	for line := range strings.Lines(errOut) {
@@ -483,8 +433,8 @@ func TestAnInterruptedRunSaysHowToGoOn(t *testing.T) {
 		}
 		return false
 	}
-	from.front.Store(&stop)
-	args := []string{"pull", from.host() + "/app:1", "--plain-http", "--out", filepath.Join(c.home, "a.tar")}
+	from.SetFront(stop)
+	args := []string{"pull", from.Host() + "/app:1", "--plain-http", "--out", filepath.Join(c.home, "a.tar")}
 	code, out, errOut := c.context(ctx, "", args...)
 	if code != 1 || out != "" ||
 		!strings.HasSuffix(errOut, "Error: interrupted: run the same command again to continue\n") {
@@ -493,7 +443,7 @@ func TestAnInterruptedRunSaysHowToGoOn(t *testing.T) {
 	if left, err := filepath.Glob(filepath.Join(c.home, "*a.tar*")); err != nil || len(left) > 0 {
 		t.Errorf("it leaves %v, %v", left, err)
 	}
-	from.front.Store(nil)
+	from.SetFront(nil)
 	c.run(args...)
 }
 
@@ -510,15 +460,15 @@ func TestImagesComeFromTheDockerEngine(t *testing.T) {
 	engine.ListenUnix(t)
 	t.Setenv("TMPDIR", t.TempDir()) // where the engine has no socket
 	to := newTestRegistry(t, false, "", "")
-	clitest.Same(t, "push prints", c.run("push", "docker-daemon:team/app:1", "docker-daemon:other:2", "--to", to.host(),
+	clitest.Same(t, "push prints", c.run("push", "docker-daemon:team/app:1", "docker-daemon:other:2", "--to", to.Host(),
 		"--plain-http"),
-		to.host()+"/team/app:1\n"+to.host()+"/library/other:2\n")
+		to.Host()+"/team/app:1\n"+to.Host()+"/library/other:2\n")
 	pushed := to.has(t, "team/app:1")
 
-	clitest.Same(t, "push prints", c.run("push", "docker-daemon:team/app:1", "--to", to.host(), "--plain-http", "--reference",
-		"a.example/renamed:3"), to.host()+"/renamed:3\n")
-	clitest.Same(t, "copy prints", c.run("copy", "docker-daemon:team/app:1", "--to", to.host(), "--to-plain-http", "--prefix",
-		"copied"), to.host()+"/copied/team/app:1\n")
+	clitest.Same(t, "push prints", c.run("push", "docker-daemon:team/app:1", "--to", to.Host(), "--plain-http", "--reference",
+		"a.example/renamed:3"), to.Host()+"/renamed:3\n")
+	clitest.Same(t, "copy prints", c.run("copy", "docker-daemon:team/app:1", "--to", to.Host(), "--to-plain-http", "--prefix",
+		"copied"), to.Host()+"/copied/team/app:1\n")
 	for _, ref := range []string{"renamed:3", "copied/team/app:1"} {
 		if got := to.has(t, ref); got != pushed {
 			t.Errorf("%s is %s, want %s", ref, got, pushed)
@@ -532,13 +482,13 @@ func TestImagesComeFromTheDockerEngine(t *testing.T) {
 			t.Errorf("list %s prints\n%s", source, out)
 		}
 	}
-	message, _ := c.fails(1, "", "push", "docker-daemon:absent:1", "--to", to.host(), "--plain-http")
+	message, _ := c.fails(1, "", "push", "docker-daemon:absent:1", "--to", to.Host(), "--plain-http")
 	if !strings.Contains(message, "absent:1") || !strings.Contains(message, "docker pull") {
 		t.Errorf("an image that the engine does not have: %s", message)
 	}
-	message, out := c.fails(1, "", "push", "docker-daemon:absent:1", "docker-daemon:team/app:1", "--to", to.host(),
+	message, out := c.fails(1, "", "push", "docker-daemon:absent:1", "docker-daemon:team/app:1", "--to", to.Host(),
 		"--plain-http", "--prefix", "beside")
-	clitest.Same(t, "push beside one that the engine does not have prints", out, to.host()+"/beside/team/app:1\n")
+	clitest.Same(t, "push beside one that the engine does not have prints", out, to.Host()+"/beside/team/app:1\n")
 	if !strings.Contains(message, "not found: absent:1") || strings.Contains(message, "did not send it") {
 		t.Errorf("it says %s", message)
 	}
@@ -564,7 +514,7 @@ func TestThePlatformsOfTheClusterThatIsNamed(t *testing.T) {
 	from := newTestRegistry(t, false, "", "")
 	from.putIndex(t, "app:1")
 	pull := func(more ...string) []string {
-		return append([]string{"pull", from.host() + "/app:1", "--plain-http", "--out", filepath.Join(c.home, "app.tar")},
+		return append([]string{"pull", from.Host() + "/app:1", "--plain-http", "--out", filepath.Join(c.home, "app.tar")},
 			more...)
 	}
 	for _, more := range [][]string{{"--kubeconfig", kubeconfig}, nil} {
@@ -598,19 +548,19 @@ func TestListShowsWhatIsThere(t *testing.T) {
 	index := reg.putIndex(t, "team/multi:1")
 	single := reg.put(t, "team/single:2", "amd64")
 	archive := filepath.Join(c.home, "one.tar")
-	c.pipe("secret", "pull", "--out", archive, "--ca-file", reg.caFile(t), "--username", "robot", "--password-stdin",
-		reg.host()+"/team/single:2", "--platform", "all")
+	c.pipe("secret", "pull", "--out", archive, "--ca-file", reg.CAFile(t), "--username", "robot", "--password-stdin",
+		reg.Host()+"/team/single:2", "--platform", "all")
 
-	from := []string{"list", "--from", reg.host(), "--ca-file", reg.caFile(t), "--username", "robot", "--password-stdin"}
+	from := []string{"list", "--from", reg.Host(), "--ca-file", reg.CAFile(t), "--username", "robot", "--password-stdin"}
 	sizes := regexp.MustCompile(`[0-9.]+ kB`)
 	text := sizes.ReplaceAllString(c.pipe("secret", from...), "SIZE")
 	clitest.Same(t, "list", strings.Join(strings.Fields(text), " "), strings.Join([]string{
 		"REFERENCE DIGEST PLATFORMS SIZE",
-		reg.host() + "/team/multi:1", index[:len("sha256:")+12] + "…", "linux/amd64,linux/arm64 SIZE",
-		reg.host() + "/team/single:2", single[:len("sha256:")+12] + "…", "linux/amd64 SIZE",
+		reg.Host() + "/team/multi:1", index[:len("sha256:")+12] + "…", "linux/amd64,linux/arm64 SIZE",
+		reg.Host() + "/team/single:2", single[:len("sha256:")+12] + "…", "linux/amd64 SIZE",
 	}, " "))
 	bytes := regexp.MustCompile(`"size": [0-9]{4,5}`)
-	out := golden(t, c.pipe("secret", append(from, "--output", "json")...), reg.host(), "HOST", index, "sha256:INDEX",
+	out := golden(t, c.pipe("secret", append(from, "--output", "json")...), reg.Host(), "HOST", index, "sha256:INDEX",
 		single, "sha256:SINGLE")
 	clitest.Same(t, "list --output json", bytes.ReplaceAllString(out, `"size": 1`), `{
   "apiVersion": "registry.zarf.dev/v1",
@@ -639,7 +589,7 @@ func TestListShowsWhatIsThere(t *testing.T) {
 }
 `)
 
-	out = golden(t, c.run("list", archive, "--output", "json"), reg.host(), "HOST", single, "sha256:SINGLE", archive,
+	out = golden(t, c.run("list", archive, "--output", "json"), reg.Host(), "HOST", single, "sha256:SINGLE", archive,
 		"ARCHIVE")
 	clitest.Same(t, "list of a source", bytes.ReplaceAllString(out, `"size": 1`), `{
   "apiVersion": "registry.zarf.dev/v1",
@@ -666,7 +616,7 @@ func TestListShowsWhatIsThere(t *testing.T) {
 	if err := path.AppendImage(randomImage(t, "arm64")); err != nil {
 		t.Fatal(err)
 	}
-	clitest.Same(t, "names", c.run("list", archive, nameless, "--output", "name"), reg.host()+"/team/single:2\n")
+	clitest.Same(t, "names", c.run("list", archive, nameless, "--output", "name"), reg.Host()+"/team/single:2\n")
 	text = c.run("list", archive, nameless)
 	if lines := strings.Split(text, "\n"); len(lines) != 4 || !strings.HasPrefix(lines[0], "SOURCE ") ||
 		!strings.HasPrefix(lines[2], nameless+" ") || !strings.Contains(lines[2], "  -  ") {
@@ -674,9 +624,9 @@ func TestListShowsWhatIsThere(t *testing.T) {
 	}
 
 	clitest.Same(t, "list of an empty registry", c.run("list", "--plain-http", "--output", "json", "--from",
-		newTestRegistry(t, false, "", "").host()),
+		newTestRegistry(t, false, "", "").Host()),
 		"{\n  \"apiVersion\": \"registry.zarf.dev/v1\",\n  \"kind\": \"ImageList\",\n  \"items\": []\n}\n")
-	clitest.Same(t, "list of an empty registry", c.run("list", "--plain-http", "--from", newTestRegistry(t, false, "", "").host()),
+	clitest.Same(t, "list of an empty registry", c.run("list", "--plain-http", "--from", newTestRegistry(t, false, "", "").Host()),
 		"REFERENCE  DIGEST  PLATFORMS  SIZE\n")
 }
 
@@ -691,9 +641,9 @@ func TestListSaysThatARegistryDoesNotTell(t *testing.T) {
 			}
 			return false
 		}
-		reg.front.Store(&silent)
-		message, out := c.fails(1, "", "list", "--plain-http", "--from", reg.host())
-		if !strings.Contains(message, "cannot list the repositories of "+reg.host()) || out != "" {
+		reg.SetFront(silent)
+		message, out := c.fails(1, "", "list", "--plain-http", "--from", reg.Host())
+		if !strings.Contains(message, "cannot list the repositories of "+reg.Host()) || out != "" {
 			t.Errorf("with status %d it prints %q and says\n%s", status, out, message)
 		}
 	}
@@ -703,7 +653,7 @@ func TestTheCacheIsLookedAfter(t *testing.T) {
 	c := newImageCommand(t, nil)
 	from := newTestRegistry(t, false, "", "")
 	from.put(t, "app:1", runtime.GOARCH)
-	c.run("pull", from.host()+"/app:1", "--plain-http", "--out", filepath.Join(c.home, "out.tar"))
+	c.run("pull", from.Host()+"/app:1", "--plain-http", "--out", filepath.Join(c.home, "out.tar"))
 	store := filepath.Join(c.home, "store")
 
 	bytes := regexp.MustCompile(`"bytes": [0-9]{4,5}`)
@@ -729,7 +679,7 @@ func TestTheCacheIsWhereUsersWantIt(t *testing.T) {
 		return err == nil
 	}
 	pull := func(args ...string) {
-		c.run(append([]string{"pull", from.host() + "/app:1", "--plain-http", "--out", filepath.Join(c.home, "out.tar")},
+		c.run(append([]string{"pull", from.Host() + "/app:1", "--plain-http", "--out", filepath.Join(c.home, "out.tar")},
 			args...)...)
 	}
 	pull("--no-store")

@@ -24,7 +24,7 @@ func TestOneBadImageStopsNoOther(t *testing.T) {
 	var refs []string
 	for _, name := range []string{"aa:1", "bad:1", "cc:1"} {
 		from.put(t, name, runtime.GOARCH)
-		refs = append(refs, from.host()+"/"+name)
+		refs = append(refs, from.Host()+"/"+name)
 	}
 	deny := func(w http.ResponseWriter, r *http.Request) bool {
 		if strings.HasPrefix(r.URL.Path, "/v2/bad/blobs/") || strings.HasPrefix(r.URL.Path, "/v2/missing/") {
@@ -33,13 +33,13 @@ func TestOneBadImageStopsNoOther(t *testing.T) {
 		}
 		return false
 	}
-	from.front.Store(&deny)
-	refs = append(refs, from.host()+"/missing:1")
+	from.SetFront(deny)
+	refs = append(refs, from.Host()+"/missing:1")
 	archive, layout := filepath.Join(c.home, "a.tar"), filepath.Join(c.home, "layout")
 	for _, args := range [][]string{
 		{"pull", "--plain-http", "--out", archive},
 		{"pull", "--plain-http", "--out", layout},
-		{"copy", "--from-plain-http", "--to-plain-http", "--to", to.host()},
+		{"copy", "--from-plain-http", "--to-plain-http", "--to", to.Host()},
 	} {
 		message, out := c.fails(exitcode.Failed, "", append(append(args, "--retries", "0"), refs...)...)
 		if strings.Count(out, "\n") != 2 || !strings.Contains(out, "/aa:1\n") || !strings.Contains(out, "/cc:1\n") {
@@ -50,11 +50,11 @@ func TestOneBadImageStopsNoOther(t *testing.T) {
 			t.Errorf("%v says\n%s", args, message)
 		}
 	}
-	_, out := c.fails(exitcode.Failed, "", append([]string{"copy", "--from-plain-http", "--to-plain-http", "--to", to.host(),
+	_, out := c.fails(exitcode.Failed, "", append([]string{"copy", "--from-plain-http", "--to-plain-http", "--to", to.Host(),
 		"--retries", "0", "--output", "json"}, refs...)...)
 	var results render.List[struct{ Reference string }]
 	if err := json.Unmarshal([]byte(out), &results); err != nil || len(results.Items) != 2 ||
-		results.Items[1].Reference != to.host()+"/cc:1" {
+		results.Items[1].Reference != to.Host()+"/cc:1" {
 		t.Errorf("JSON is %s (%v)", out, err)
 	}
 	for _, source := range []string{archive, layout} {
@@ -82,9 +82,9 @@ func TestOneBadImageStopsNoOther(t *testing.T) {
 	if err := os.Remove(largest); err != nil {
 		t.Fatal(err)
 	}
-	for _, args := range [][]string{{"list", layout}, {"push", layout, "--to", to.host(), "--plain-http"}} {
+	for _, args := range [][]string{{"list", layout}, {"push", layout, "--to", to.Host(), "--plain-http"}} {
 		message, out := c.fails(exitcode.Failed, "", args...)
-		if got := strings.Count(out, from.host()) + strings.Count(out, to.host()); got != 1 ||
+		if got := strings.Count(out, from.Host()) + strings.Count(out, to.Host()); got != 1 ||
 			!strings.Contains(message, filepath.Base(largest)) {
 			t.Errorf("%v prints\n%s%s", args, message, out)
 		}
@@ -98,7 +98,7 @@ func TestNothingControlsTheTerminal(t *testing.T) {
 	from := newTestRegistry(t, false, "", "")
 	from.put(t, "app:1", runtime.GOARCH)
 	layout := filepath.Join(c.home, "layout")
-	c.run("pull", from.host()+"/app:1", "--plain-http", "--out", layout)
+	c.run("pull", from.Host()+"/app:1", "--plain-http", "--out", layout)
 	index := filepath.Join(layout, "index.json")
 	raw, err := os.ReadFile(index)
 	if err != nil {
@@ -108,7 +108,7 @@ func TestNothingControlsTheTerminal(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	raw = bytes.ReplaceAll(raw, []byte(`"`+from.host()+`/app:1"`), name)
+	raw = bytes.ReplaceAll(raw, []byte(`"`+from.Host()+`/app:1"`), name)
 	if err := os.WriteFile(index, raw, 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -118,12 +118,12 @@ func TestNothingControlsTheTerminal(t *testing.T) {
 		_, _ = io.WriteString(w, `{"errors":[{"code":"DENIED","message":`+string(text)+`}]}`)
 		return true
 	}
-	from.front.Store(&say)
+	from.SetFront(say)
 	for _, args := range [][]string{
 		{"list", layout}, {"list", layout, "--output", "json"}, {"list", layout, "--output", "yaml"},
-		{"push", layout, "--to", from.host(), "--plain-http"},
-		{"push", layout, "--to", from.host(), "--plain-http", "--reference", "a:1"},
-		{"pull", from.host() + "/app:1", "--plain-http", "--out", layout},
+		{"push", layout, "--to", from.Host(), "--plain-http"},
+		{"push", layout, "--to", from.Host(), "--plain-http", "--reference", "a:1"},
+		{"pull", from.Host() + "/app:1", "--plain-http", "--out", layout},
 	} {
 		_, out, errOut := c.context(t.Context(), "", args...)
 		if text := out + errOut; strings.ContainsAny(text, "\x1b\x07\u009b\u202e") || text == "" {
@@ -203,9 +203,9 @@ func TestLimitRate(t *testing.T) {
 	from.put(t, "app:1", runtime.GOARCH) // 10 kB
 	archive := filepath.Join(c.home, "a.tar")
 	for _, args := range [][]string{
-		{"pull", from.host() + "/app:1", "--plain-http", "--out", archive},
-		{"push", archive, "--to", to.host(), "--plain-http"},
-		{"copy", from.host() + "/app:1", "--from-plain-http", "--to-plain-http", "--to", to.host(), "--prefix", "again"},
+		{"pull", from.Host() + "/app:1", "--plain-http", "--out", archive},
+		{"push", archive, "--to", to.Host(), "--plain-http"},
+		{"copy", from.Host() + "/app:1", "--from-plain-http", "--to-plain-http", "--to", to.Host(), "--prefix", "again"},
 	} {
 		begin := time.Now()
 		c.run(append(args, "--limit-rate", "8kB")...)

@@ -39,7 +39,7 @@ func fiveImages(t *testing.T, store *graph.Store) (list []graph.Image, bad ocisp
 }
 
 // damage makes the registry lack a blob.
-func damage(r *imagestest.Registry, d digest.Digest) {
+func damage(r imagestest.Registry, d digest.Digest) {
 	r.SetFront(func(w http.ResponseWriter, req *http.Request) bool {
 		if !strings.HasSuffix(req.URL.Path, "/blobs/"+d.String()) {
 			return false
@@ -118,7 +118,7 @@ func TestPullOfABadImage(t *testing.T) {
 	damage(from.Registry, bad.Digest)
 	results, err = pull(Options{}, nil)
 	wantErrorAbout(t, err, list[2], bad.Digest)
-	if got := len(mustOpen(t, dir).Images()); len(results) != 4 || got != 4 {
+	if got := len(imagestest.Open(t, source.Open, dir).Images()); len(results) != 4 || got != 4 {
 		t.Errorf("%d results, %d images in the layout", len(results), got)
 	}
 	from.SetFront(nil)
@@ -128,7 +128,7 @@ func TestPullOfABadImage(t *testing.T) {
 	if _, err := write(path, refs...); err != nil {
 		t.Error(err)
 	}
-	for _, source := range []*source.Source{mustOpen(t, dir), mustOpen(t, path)} {
+	for _, source := range []*source.Source{imagestest.Open(t, source.Open, dir), imagestest.Open(t, source.Open, path)} {
 		if got := len(source.Images()); got != 5 || source.Incomplete() != nil {
 			t.Errorf("%s has %d images, error %v", source.Kind(), got, source.Incomplete())
 		}
@@ -185,7 +185,7 @@ func TestPushOfABadImage(t *testing.T) {
 		if err := damage(); err != nil {
 			t.Fatal(err)
 		}
-		source := mustOpen(t, dir)
+		source := imagestest.Open(t, source.Open, dir)
 		results, err := Push(t.Context(), mustItems(t, source, ""), to.NewClient(t, nil), Options{Prefix: name.Prefix(how)})
 		wantErrorAbout(t, errors.Join(err, source.Incomplete()), list[2], bad.Digest)
 		if len(results) != 4 {
@@ -199,7 +199,7 @@ func TestPushOfABadImage(t *testing.T) {
 	if err := os.WriteFile(path, imagestest.Fetch(t, store, bad), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if results := mustPush(t, mustItems(t, mustOpen(t, dir), ""), to.NewClient(t, nil), Options{}); len(results) != 5 {
+	if results := mustPush(t, mustItems(t, imagestest.Open(t, source.Open, dir), ""), to.NewClient(t, nil), Options{}); len(results) != 5 {
 		t.Errorf("%d images", len(results))
 	}
 }
@@ -298,7 +298,7 @@ func TestRepeatedPushListsReferrers(t *testing.T) {
 			t.Errorf("the referrers of %s are %v, want %s (%v)", subject, listed, want, err)
 		}
 	}
-	to.Count("")
+	to.Requests()
 	mustPush(t, items, client, Options{})
 	if n := to.Count("PUT"); n != 0 {
 		t.Errorf("the third push writes %d times", n)
@@ -323,7 +323,7 @@ func TestTransfersWithoutLocalSpace(t *testing.T) {
 	} {
 		items := from.resolve(t, change, refs...)
 		to := imagestest.NewRegistry(t)
-		from.Count("")
+		from.Requests()
 		for _, r := range mustPush(t, items, to.NewClient(t, nil), Options{}) {
 			if r.BytesReceived < 300_000 || r.BytesSent < 300_000 {
 				t.Errorf("%s: %+v", name, r)
@@ -425,7 +425,7 @@ func TestBackupOfADamagedRegistry(t *testing.T) {
 			t.Fatal(err)
 		}
 		_, err = Pull(t.Context(), items, archive, Options{})
-		return mustOpen(t, path), errors.Join(failed, err)
+		return imagestest.Open(t, source.Open, path), errors.Join(failed, err)
 	}
 	source, err := backup()
 	wantErrorAbout(t, err, list[1], bad.Digest)

@@ -42,7 +42,7 @@ func TestPush(t *testing.T) {
 		t.Errorf("first push: %+v, want reference %s", first, want)
 	}
 
-	server.Count("")
+	server.Requests()
 	again := mustPush(t, graph.Items(store, image), server.NewClient(t, nil), Options{})[0]
 	if again.BlobsSent != 0 || again.BlobsSkipped != len(nodes) || again.BytesSent != 0 || again.BytesSkipped != total {
 		t.Errorf("second push: %+v, want all skipped", again)

@@ -288,7 +288,7 @@ func TestReferrersInALayoutOfRegctl(t *testing.T) {
 		desc := imagestest.Add(store, digest.SHA256, ocispec.MediaTypeImageIndex, imagestest.JSON(t, index))
 		listed = append(listed, tagged(desc, subject.Algorithm().String()+"-"+subject.Encoded()[:64]))
 	}
-	source := mustOpen(t, imagestest.WriteLayout(t, imagestest.Layout(t, store, listed...)))
+	source := imagestest.Open(t, source.Open, imagestest.WriteLayout(t, imagestest.Layout(t, store, listed...)))
 	if _, err := source.Items(""); err == nil || !strings.Contains(err.Error(), "has no name") {
 		t.Errorf("error %v", err)
 	}

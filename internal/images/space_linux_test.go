@@ -96,7 +96,7 @@ func TestTransfersLargerThanTheStoresDisk(t *testing.T) {
 		t.Fatal(err)
 	}
 	mustPull(t, items, archive, Options{})
-	source := mustOpen(t, filepath.Join(disk, "large.tar"))
+	source := imagestest.Open(t, source.Open, filepath.Join(disk, "large.tar"))
 	for _, node := range imagestest.Nodes(t, source, source.Images()[0].Descriptor) {
 		rc, err := source.Fetch(t.Context(), node)
 		if err == nil {
@@ -107,7 +107,7 @@ func TestTransfersLargerThanTheStoresDisk(t *testing.T) {
 		}
 	}
 	// There is no room for another: it says so before anything is transferred.
-	from.Count("")
+	from.Requests()
 	again, err := output.CreateArchive(filepath.Join(disk, "again.tar"))
 	if err != nil {
 		t.Fatal(err)

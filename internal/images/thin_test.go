@@ -38,7 +38,7 @@ func TestThinArchives(t *testing.T) {
 		has[node.Digest] = true
 	}
 
-	source := mustOpen(t, thin(t, store, next, func(d digest.Digest) bool { return has[d] }))
+	source := imagestest.Open(t, source.Open, thin(t, store, next, func(d digest.Digest) bool { return has[d] }))
 	listed := source.Images()
 	if len(listed) != 1 || len(listed[0].Missing) != 5 || len(listed[0].Platforms) != 3 ||
 		listed[0].Size < 300_000 {
@@ -72,13 +72,13 @@ func TestThinArchiveOfAStoredImage(t *testing.T) {
 	store := &graph.Store{}
 	image := imagestest.Index(t, store, "docker.io/team/app:1", 100_000, "amd64")
 	mustPush(t, graph.Items(store, image), client, Options{})
-	source := mustOpen(t, thin(t, store, image, all))
+	source := imagestest.Open(t, source.Open, thin(t, store, image, all))
 	if listed := source.Images(); len(listed[0].Missing) != 3 {
 		t.Errorf("the archive has %+v", listed)
 	}
 	for tag, requests := range map[string]int{"1": 1, "again": 0} {
 		items := mustItems(t, source, "docker.io/team/app:"+tag)
-		registry.Count("")
+		registry.Requests()
 		if results := mustPush(t, items, client, Options{}); results[0].BytesSent > image.Descriptor.Size {
 			t.Errorf("%s: %+v", tag, results)
 		}
@@ -95,8 +95,8 @@ func TestPushNamesWhatAThinArchiveLacks(t *testing.T) {
 	there := imagestest.Index(t, store, "docker.io/team/there:1", 1000, "amd64")
 	mustPush(t, graph.Items(store, there), registry, Options{})
 	lacking := imagestest.Index(t, store, "docker.io/team/lacking:1", 100_000, "riscv64")
-	items := graph.Items(mustOpen(t, thin(t, store, there, all)), there)
-	source := mustOpen(t, thin(t, store, lacking, all))
+	items := graph.Items(imagestest.Open(t, source.Open, thin(t, store, there, all)), there)
+	source := imagestest.Open(t, source.Open, thin(t, store, lacking, all))
 	list := mustItems(t, source, "")
 	results, err := Push(t.Context(), append(items, list...), registry, Options{})
 	if err == nil || !strings.Contains(err.Error(), "image "+lacking.Reference) ||

@@ -36,7 +36,7 @@ import (
 
 // origin is a registry to pull from, with the options for pulling.
 type origin struct {
-	*imagestest.Registry
+	imagestest.Registry
 	options source.ResolveOptions
 	store   *blobstore.Store
 }
@@ -83,7 +83,7 @@ func (o *origin) fill(t *testing.T, from graph.Content, list ...graph.Image) []s
 		}
 		refs = append(refs, name.Join(o.Host()+"/"+repository, tag))
 	}
-	o.Count("")
+	o.Requests()
 	return refs
 }
 
@@ -115,7 +115,7 @@ func pullBoth(t *testing.T, items []graph.Item) map[string]*source.Source {
 	if files, err := os.ReadDir(filepath.Dir(path)); err != nil || len(files) != 1 {
 		t.Errorf("next to the archive: %v, %v", files, err)
 	}
-	return map[string]*source.Source{"layout": mustOpen(t, dir), "archive": mustOpen(t, path)}
+	return map[string]*source.Source{"layout": imagestest.Open(t, source.Open, dir), "archive": imagestest.Open(t, source.Open, path)}
 }
 
 // artifact creates a manifest of any kind with layers of these sizes.
@@ -166,7 +166,7 @@ func TestRoundTrips(t *testing.T) {
 		ocispec.MediaTypeImageConfig, "application/vnd.dev.cosign.simplesigning.v1+json", nil,
 		[]byte(`{"critical":{"old":1}}`))
 	layer := imagestest.Tar(t, imagestest.File{Name: "a", Data: imagestest.Noise(1, 50_000)})
-	saved := mustOpen(t, imagestest.Temp(t, "saved.tar", imagestest.Tar(t, imagestest.Docker(t, []string{"docker.io/team/saved:1"}, layer,
+	saved := imagestest.Open(t, source.Open, imagestest.Temp(t, "saved.tar", imagestest.Tar(t, imagestest.Docker(t, []string{"docker.io/team/saved:1"}, layer,
 		imagestest.Gzip(t, layer))...)))
 
 	refs := from.fill(t, store, index, chart, docker, odd, signature, old)
@@ -202,7 +202,7 @@ func TestRoundTrips(t *testing.T) {
 				t.Errorf("%+v", r)
 			}
 		}
-		from.Count("")
+		from.Requests()
 		mustPush(t, other, to.NewClient(t, nil), Options{})
 		if n := from.Count("GET"); n != 0 {
 			t.Errorf("%d reads for images that already exist", n)
@@ -211,7 +211,7 @@ func TestRoundTrips(t *testing.T) {
 }
 
 // sameInBoth compares the images of two registries.
-func sameInBoth(t *testing.T, from, to *imagestest.Registry, store *blobstore.Store, items []graph.Item) {
+func sameInBoth(t *testing.T, from, to imagestest.Registry, store *blobstore.Store, items []graph.Item) {
 	t.Helper()
 	for _, item := range items {
 		repository, tag, err := name.Repository(item.Reference)
@@ -253,7 +253,7 @@ func TestImagesThatShareLayers(t *testing.T) {
 	refs := from.fill(t, store, list...)
 	items := from.resolve(t, nil, refs...)
 	dir := t.TempDir()
-	from.Count("")
+	from.Requests()
 	results := pullToLayout(t, dir, items, Options{})
 	shared, own := int64(200_000+3*100_000), int64(n*500)
 	received := int64(0)
@@ -268,7 +268,7 @@ func TestImagesThatShareLayers(t *testing.T) {
 	}
 
 	to := imagestest.NewRegistry(t)
-	results = mustPush(t, mustItems(t, mustOpen(t, dir), ""), to.NewClient(t, nil), Options{})
+	results = mustPush(t, mustItems(t, imagestest.Open(t, source.Open, dir), ""), to.NewClient(t, nil), Options{})
 	sent, mounted := int64(0), 0
 	for _, r := range results {
 		sent += r.BytesSent
@@ -455,7 +455,7 @@ func TestPullTwice(t *testing.T) {
 	if r := pull(openStore(t, cache), refs[0]); r.BlobsSent == 0 || r.BytesReceived < 50_000 {
 		t.Errorf("%+v", r)
 	}
-	from.Count("")
+	from.Requests()
 	if r := pull(openStore(t, cache), refs[0]); r.BytesReceived != 0 || r.BytesSkipped < 50_000 {
 		t.Errorf("again: %+v", r)
 	}
@@ -466,7 +466,7 @@ func TestPullTwice(t *testing.T) {
 		t.Errorf("without the cache, but with the layout: %+v", r)
 	}
 	pull(openStore(t, cache), refs[1])
-	src := mustOpen(t, dir)
+	src := imagestest.Open(t, source.Open, dir)
 	if got := src.Images(); len(got) != 2 || got[0].Reference != refs[0] || got[1].Reference != refs[1] {
 		t.Errorf("the layout has %+v", got)
 	}
@@ -578,7 +578,7 @@ func TestBlobOf2GiB(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "layout")
 	items := from.resolve(t, func(o *source.ResolveOptions) { o.Store = nil }, refs...)
 	pullToLayout(t, dir, items, Options{})
-	again := mustItems(t, mustOpen(t, dir), "")
+	again := mustItems(t, imagestest.Open(t, source.Open, dir), "")
 	to := newOrigin(t)
 	results := mustPush(t, again, to.NewClient(t, nil), Options{})
 	t.Logf("%+v", results[0])
@@ -622,7 +622,7 @@ func TestPullLeavesTheTagsOfOtherTools(t *testing.T) {
 	if len(index.Manifests) != 2 || index.Manifests[0].Annotations[ocispec.AnnotationRefName] != "v1" {
 		t.Errorf("the layout lists %s", raw)
 	}
-	if list := mustOpen(t, dir).Images(); len(list) != 1 || list[0].Reference != refs[0] {
+	if list := imagestest.Open(t, source.Open, dir).Images(); len(list) != 1 || list[0].Reference != refs[0] {
 		t.Errorf("the layout has %+v", list)
 	}
 }

@@ -14,6 +14,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/zarf-dev/zarf-registry/test/distributiontest"
 	"github.com/zarf-dev/zarf-registry/test/e2e/guide"
 )
 
@@ -136,7 +137,7 @@ func (w *world) follows(t *testing.T, pages ...string) {
 // with which programs reach it: a proxy that connects every host but the API server's to it.
 func (w *world) exampleCom(t *testing.T, image string) []string {
 	t.Helper()
-	server := httptest.NewTLSServer(connectedHandler(t)) // its certificate is valid for example.com and 127.0.0.1
+	server := httptest.NewTLSServer(distributiontest.NewApp(t)) // its certificate is valid for example.com and 127.0.0.1
 	t.Cleanup(server.Close)
 	ca := filepath.Join(t.TempDir(), "ca.crt")
 	if err := os.WriteFile(ca, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: server.Certificate().Raw}),

@@ -1,10 +1,7 @@
 package e2e
 
 import (
-	"context"
 	"fmt"
-	"io"
-	"net/http"
 	"net/http/httptest"
 	"os"
 	"os/exec"
@@ -14,16 +11,14 @@ import (
 	"testing"
 	"time"
 
-	"github.com/distribution/distribution/v3/configuration"
-	"github.com/distribution/distribution/v3/registry/handlers"
 	_ "github.com/distribution/distribution/v3/registry/storage/driver/filesystem"
-	"github.com/sirupsen/logrus"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/zarf-dev/zarf-registry/internal/images"
 	"github.com/zarf-dev/zarf-registry/internal/images/build"
 	"github.com/zarf-dev/zarf-registry/internal/images/graph"
 	"github.com/zarf-dev/zarf-registry/internal/release/state"
+	"github.com/zarf-dev/zarf-registry/test/distributiontest"
 )
 
 // The values for a mode. noMode is another value: helm upgrade without any reuses those of the last
@@ -146,24 +141,9 @@ func (w *world) carry(t *testing.T, image string) (there, archive string) {
 // connectedRegistry runs a registry on this machine, which no cluster reaches.
 func connectedRegistry(t *testing.T) string {
 	t.Helper()
-	server := httptest.NewServer(connectedHandler(t))
+	server := httptest.NewServer(distributiontest.NewApp(t))
 	t.Cleanup(server.Close)
 	return strings.TrimPrefix(server.URL, "http://")
-}
-
-// connectedHandler is an empty registry.
-func connectedHandler(t *testing.T) http.Handler {
-	t.Helper()
-	logrus.SetOutput(io.Discard) // distribution logs each request
-	app := handlers.NewApp(context.Background(), &configuration.Configuration{
-		Storage: configuration.Storage{"filesystem": {"rootdirectory": t.TempDir()}},
-	})
-	t.Cleanup(func() {
-		if err := app.Shutdown(); err != nil {
-			t.Error(err)
-		}
-	})
-	return app
 }
 
 // makeArchive writes an OCI archive of an image with the test program, made unique by some bytes of

@@ -1,31 +1,24 @@
-// Package imagestest makes images, layouts, archives and a registry of another project for tests.
+// Package imagestest makes images, layouts and archives for tests, and a client of another project's registry.
 package imagestest
 
 import (
 	"archive/tar"
 	"bytes"
 	"compress/gzip"
+	"context"
 	"encoding/json"
 	"fmt"
 	"io"
-	"log"
 	"math/rand/v2"
 	"net/http"
-	"net/http/httptest"
 	"os"
 	"path/filepath"
-	"strings"
-	"sync"
 	"testing"
 
-	"github.com/distribution/distribution/v3/configuration"
-	"github.com/distribution/distribution/v3/registry/handlers"
-	_ "github.com/distribution/distribution/v3/registry/storage/driver/filesystem" // of the registry
 	"github.com/klauspost/compress/zstd"
 	"github.com/opencontainers/go-digest"
 	"github.com/opencontainers/image-spec/specs-go"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
-	"github.com/sirupsen/logrus"
 	"oras.land/oras-go/v2/content"
 	"oras.land/oras-go/v2/registry/remote/auth"
 
@@ -34,99 +27,26 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/images/name"
 	"github.com/zarf-dev/zarf-registry/internal/images/remote"
 	"github.com/zarf-dev/zarf-registry/internal/oci"
+	"github.com/zarf-dev/zarf-registry/test/distributiontest"
 )
 
-// Username and Password are what writing to a [Registry] needs.
-const Username, Password = "push", "a long secret"
-
 // Registry is distribution's registry behind TLS. Only writing needs the credential.
-type Registry struct {
-	*httptest.Server
-	App http.Handler
-
-	mu       sync.Mutex
-	requests []string // method and path
-	front    func(w http.ResponseWriter, r *http.Request) (handled bool)
-}
+type Registry struct{ *distributiontest.Registry }
 
 // NewRegistry starts an empty registry.
-func NewRegistry(t *testing.T) *Registry {
+func NewRegistry(t *testing.T) Registry {
 	t.Helper()
-	// Not in memory: that driver takes a lock for as long as it copies all there is.
-	config := &configuration.Configuration{Storage: configuration.Storage{"filesystem": {"rootdirectory": t.TempDir()}}}
-	config.HTTP.RelativeURLs = true
-	logrus.SetOutput(io.Discard) // distribution logs each request
-	app := handlers.NewApp(t.Context(), config)
-	t.Cleanup(func() {
-		if err := app.Shutdown(); err != nil {
-			t.Error(err)
-		}
-	})
-	reg := &Registry{App: app}
-	reg.Server = httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		user, password, _ := r.BasicAuth()
-		if r.Method != http.MethodGet && r.Method != http.MethodHead && (user != Username || password != Password) {
-			w.Header().Set("WWW-Authenticate", `Basic realm="zarf-registry"`)
-			w.Header().Set("Content-Type", "application/json")
-			w.WriteHeader(http.StatusUnauthorized)
-			_, _ = io.WriteString(w, `{"errors":[{"code":"UNAUTHORIZED","message":"authentication required"}]}`)
-			return
-		}
-		reg.mu.Lock()
-		reg.requests = append(reg.requests, r.Method+" "+r.URL.Path)
-		front := reg.front
-		reg.mu.Unlock()
-		if front != nil && front(w, r) {
-			return
-		}
-		app.ServeHTTP(w, r)
-	}))
-	reg.Config.ErrorLog = log.New(io.Discard, "", 0)
-	reg.StartTLS()
-	t.Cleanup(reg.Close)
-	return reg
-}
-
-// Host returns the registry's host name and port.
-func (r *Registry) Host() string { return strings.TrimPrefix(r.URL, "https://") }
-
-// SetFront lets a function handle requests first, unless it is nil.
-func (r *Registry) SetFront(front func(http.ResponseWriter, *http.Request) bool) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.front = front
-}
-
-// Count returns how many requests began with the prefix, and resets the record.
-func (r *Registry) Count(prefix string) int {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	n := 0
-	for _, request := range r.requests {
-		if strings.HasPrefix(request, prefix) {
-			n++
-		}
-	}
-	r.requests = nil
-	return n
-}
-
-// Requests returns the requests since the last Count, and resets the record.
-func (r *Registry) Requests() []string {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	requests := r.requests
-	r.requests = nil
-	return requests
+	return Registry{distributiontest.New(t, true, distributiontest.NewApp(t))}
 }
 
 // NewClient returns a client of the registry.
-func (r *Registry) NewClient(t *testing.T, change func(*remote.Options)) *remote.Registry {
+func (r Registry) NewClient(t *testing.T, change func(*remote.Options)) *remote.Registry {
 	t.Helper()
 	opts := remote.Options{
-		Host:       r.Host(),
-		TLS:        r.Client().Transport.(*http.Transport).TLSClientConfig.Clone(),
-		Credential: auth.StaticCredential(r.Host(), auth.Credential{Username: Username, Password: Password}),
+		Host: r.Host(),
+		TLS:  r.Client().Transport.(*http.Transport).TLSClientConfig.Clone(),
+		Credential: auth.StaticCredential(r.Host(),
+			auth.Credential{Username: distributiontest.Username, Password: distributiontest.Password}),
 	}
 	if change != nil {
 		change(&opts)
@@ -140,7 +60,7 @@ func (r *Registry) NewClient(t *testing.T, change func(*remote.Options)) *remote
 }
 
 // Get reads a manifest or blob back, as a container runtime would.
-func (r *Registry) Get(t *testing.T, path string) []byte {
+func (r Registry) Get(t *testing.T, path string) []byte {
 	t.Helper()
 	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, r.URL+"/v2/"+path, nil)
 	if err != nil {
@@ -166,7 +86,7 @@ func (r *Registry) Get(t *testing.T, path string) []byte {
 }
 
 // CheckWhole verifies that the registry has all blobs of an image under its tag.
-func (r *Registry) CheckWhole(t *testing.T, src content.Fetcher, image graph.Image) {
+func (r Registry) CheckWhole(t *testing.T, src content.Fetcher, image graph.Image) {
 	t.Helper()
 	repository, tag, err := name.Repository(image.Reference)
 	if err != nil {
@@ -184,6 +104,21 @@ func (r *Registry) CheckWhole(t *testing.T, src content.Fetcher, image graph.Ima
 			t.Errorf("%s %s has digest %s in the registry", oci.Kind(node.MediaType), node.Digest, got)
 		}
 	}
+}
+
+// Open opens what a test closes at its end, such as a source of images.
+func Open[C io.Closer](t *testing.T, open func(context.Context, string) (C, error), path string) C {
+	t.Helper()
+	c, err := open(t.Context(), path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := c.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return c
 }
 
 // Noise returns incompressible bytes that depend only on the seed.

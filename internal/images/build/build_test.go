@@ -341,7 +341,7 @@ func TestWriteArchive(t *testing.T) {
 	})
 
 	t.Run("can be read by Open", func(t *testing.T) {
-		src := mustOpen(t, imagestest.Temp(t, "images.tar", write(store, list...)))
+		src := imagestest.Open(t, source.Open, imagestest.Temp(t, "images.tar", write(store, list...)))
 		byName := slices.SortedFunc(slices.Values(list), func(a, b graph.Image) int {
 			return strings.Compare(a.Reference, b.Reference)
 		})
@@ -381,7 +381,7 @@ func TestWriteArchive(t *testing.T) {
 
 	t.Run("copies another archive", func(t *testing.T) {
 		one := write(store, list...)
-		src := mustOpen(t, imagestest.Temp(t, "images.tar", one))
+		src := imagestest.Open(t, source.Open, imagestest.Temp(t, "images.tar", one))
 		if !bytes.Equal(one, write(src, src.Images()...)) {
 			t.Error("the archives differ")
 		}
@@ -414,18 +414,4 @@ func gunzip(t *testing.T, b []byte) []byte {
 		t.Fatal(err)
 	}
 	return out
-}
-
-func mustOpen(t *testing.T, path string) *source.Source {
-	t.Helper()
-	src, err := source.Open(t.Context(), path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := src.Close(); err != nil {
-			t.Error(err)
-		}
-	})
-	return src
 }

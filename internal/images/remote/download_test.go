@@ -20,6 +20,7 @@ import (
 
 	"github.com/zarf-dev/zarf-registry/internal/images/blob"
 	"github.com/zarf-dev/zarf-registry/internal/oci"
+	"github.com/zarf-dev/zarf-registry/test/distributiontest"
 )
 
 func TestBrokenDownload(t *testing.T) {
@@ -61,7 +62,7 @@ func TestBrokenDownload(t *testing.T) {
 			w.Write(b[:1000])
 		})
 		_, err := pull(t.Context(), repository(t, registry.client(t, nil), "some/where"), desc, 0)
-		wantError(t, err, registry.host(), "EOF")
+		wantError(t, err, registry.Host(), "EOF")
 		if asked.Load() != 1+DefaultRetries {
 			t.Errorf("asked %d times, want %d", asked.Load(), 1+DefaultRetries)
 		}
@@ -172,7 +173,7 @@ func TestInvalidResponses(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			registry := newTestServer(t, false, test.answer)
 			err := test.do(t.Context(), repository(t, registry.client(t, nil), "some/where"))
-			wantError(t, err, registry.host(), test.want)
+			wantError(t, err, registry.Host(), test.want)
 		})
 	}
 }
@@ -191,11 +192,11 @@ func TestRedirects(t *testing.T) {
 	plainCDN := httptest.NewServer(http.NotFoundHandler())
 	defer plainCDN.Close()
 
-	run := func(t *testing.T, to string, do func(repo *Repository) error) (*testRegistry, error) {
+	run := func(t *testing.T, to string, do func(repo *Repository) error) (testRegistry, error) {
 		registry := newTestServer(t, false, nil)
 		var shown atomic.Int64
 		registry.Config.Handler = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-			if user, _, _ := r.BasicAuth(); user != testUser {
+			if user, _, _ := r.BasicAuth(); user != distributiontest.Username {
 				w.Header().Set("WWW-Authenticate", `Basic realm="test"`)
 				w.WriteHeader(http.StatusUnauthorized)
 				return
@@ -233,19 +234,19 @@ func TestRedirects(t *testing.T) {
 	})
 	t.Run("to HTTP are rejected", func(t *testing.T) {
 		registry, err := run(t, plainCDN.URL, blobs)
-		wantError(t, err, registry.host(), "redirected from HTTPS to "+plainCDN.URL)
+		wantError(t, err, registry.Host(), "redirected from HTTPS to "+plainCDN.URL)
 	})
 	t.Run("to hosts with an untrusted CA are rejected", func(t *testing.T) {
 		registry := newTestServer(t, true, http.RedirectHandler(cdn.URL, http.StatusTemporaryRedirect).ServeHTTP)
 		_, err := pull(t.Context(), repository(t, registry.client(t, func(opts *Options) {
 			opts.TLS = nil
 		}), "some/where"), desc, 0)
-		wantError(t, err, registry.host(), "request to "+cdn.host(), "untrusted CA")
+		wantError(t, err, registry.Host(), "request to "+cdn.Host(), "untrusted CA")
 	})
 	t.Run("to hosts with a certificate of another name are rejected", func(t *testing.T) {
 		to := strings.Replace(cdn.URL, "127.0.0.1", "localhost", 1)
 		registry, err := run(t, to, blobs)
-		wantError(t, err, registry.host(), "request to localhost", "invalid certificate")
+		wantError(t, err, registry.Host(), "request to localhost", "invalid certificate")
 	})
 	t.Run("of manifests are followed", func(t *testing.T) {
 		_, err := run(t, cdn.URL, func(repo *Repository) error {

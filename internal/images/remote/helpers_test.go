@@ -4,11 +4,9 @@ import (
 	"bytes"
 	"context"
 	"io"
-	"log"
 	"log/slog"
 	"math/rand/v2"
 	"net/http"
-	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"strings"
@@ -16,102 +14,27 @@ import (
 	"testing"
 	"time"
 
-	"github.com/distribution/distribution/v3/configuration"
-	"github.com/distribution/distribution/v3/registry/handlers"
 	_ "github.com/distribution/distribution/v3/registry/storage/driver/filesystem"
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
-	"github.com/sirupsen/logrus"
 	"oras.land/oras-go/v2/registry/remote/auth"
+
+	"github.com/zarf-dev/zarf-registry/test/distributiontest"
 )
 
-const (
-	testUser     = "push"
-	testPassword = "a-long-secret"
-)
-
-// testRegistry is distribution's registry. Reading is free; writing needs the
-// credential. front, unless nil, handles requests first.
-type testRegistry struct {
-	app http.Handler
-	*httptest.Server
-	mu       sync.Mutex
-	requests []string // method and path with query
-	front    func(w http.ResponseWriter, r *http.Request) (handled bool)
-}
+// testRegistry is distribution's registry. Reading is free; writing needs the credential.
+type testRegistry struct{ *distributiontest.Registry }
 
 // newTestRegistry starts one, without TLS if plain.
-func newTestRegistry(t testing.TB, plain bool) *testRegistry {
+func newTestRegistry(t testing.TB, plain bool) testRegistry {
 	t.Helper()
-	// Not in memory: that driver takes a lock for as long as it copies all there is.
-	storage := configuration.Storage{"filesystem": configuration.Parameters{"rootdirectory": t.TempDir()}}
-	config := &configuration.Configuration{Storage: storage}
-	config.HTTP.RelativeURLs = true
-	config.Catalog.MaxEntries = 1000
-	logrus.SetOutput(io.Discard) // distribution logs each request
-	app := handlers.NewApp(t.Context(), config)
-	t.Cleanup(func() {
-		if err := app.Shutdown(); err != nil {
-			t.Error(err)
-		}
-	})
-	return newTestServer(t, plain, app.ServeHTTP)
+	return testRegistry{distributiontest.New(t, !plain, distributiontest.NewApp(t))}
 }
 
 // newTestServer has something else in the registry's place.
-func newTestServer(t testing.TB, plain bool, app http.HandlerFunc) *testRegistry {
+func newTestServer(t testing.TB, plain bool, app http.HandlerFunc) testRegistry {
 	t.Helper()
-	reg := &testRegistry{app: app}
-	reg.Server = httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		user, password, _ := r.BasicAuth()
-		if r.Method != http.MethodGet && r.Method != http.MethodHead && (user != testUser || password != testPassword) {
-			w.Header().Set("WWW-Authenticate", `Basic realm="zarf-registry"`)
-			w.Header().Set("Content-Type", "application/json")
-			w.WriteHeader(http.StatusUnauthorized)
-			io.WriteString(w, `{"errors":[{"code":"UNAUTHORIZED","message":"authentication required"}]}`)
-			return
-		}
-		reg.mu.Lock()
-		reg.requests = append(reg.requests, r.Method+" "+r.URL.RequestURI())
-		front := reg.front
-		reg.mu.Unlock()
-		if front != nil && front(w, r) {
-			return
-		}
-		app.ServeHTTP(w, r)
-	}))
-	reg.Config.ErrorLog = log.New(io.Discard, "", 0)
-	if plain {
-		reg.Start()
-	} else {
-		reg.StartTLS()
-	}
-	t.Cleanup(reg.Close)
-	return reg
-}
-
-func (r *testRegistry) host() string {
-	_, host, _ := strings.Cut(r.URL, "://")
-	return host
-}
-
-func (r *testRegistry) setFront(front func(http.ResponseWriter, *http.Request) bool) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.front = front
-}
-
-// count returns how many requests began with the prefix.
-func (r *testRegistry) count(prefix string) int {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	n := 0
-	for _, request := range r.requests {
-		if strings.HasPrefix(request, prefix) {
-			n++
-		}
-	}
-	return n
+	return testRegistry{distributiontest.New(t, !plain, app)}
 }
 
 // pauses are those that a client made, or would have.
@@ -139,12 +62,12 @@ func (p *pauses) longest() time.Duration {
 }
 
 // client is the way to the registry, without pauses, and with changes if wanted.
-func (r *testRegistry) client(t testing.TB, change func(*Options)) *Registry {
+func (r testRegistry) client(t testing.TB, change func(*Options)) *Registry {
 	t.Helper()
 	opts := Options{
-		Host:       r.host(),
+		Host:       r.Host(),
 		PlainHTTP:  strings.HasPrefix(r.URL, "http:"),
-		Credential: auth.StaticCredential(r.host(), auth.Credential{Username: testUser, Password: testPassword}),
+		Credential: auth.StaticCredential(r.Host(), auth.Credential{Username: distributiontest.Username, Password: distributiontest.Password}),
 		sleep:      (&pauses{}).sleep,
 
 		cancelTimeout: 5 * time.Minute,
@@ -165,7 +88,7 @@ func (r *testRegistry) client(t testing.TB, change func(*Options)) *Registry {
 
 // requireToken has the registry accept only tokens that begin with t, and name the token server at realm. expired,
 // unless nil, selects requests whose token is not accepted any more.
-func (r *testRegistry) requireToken(realm string, expired func(r *http.Request) bool) {
+func (r testRegistry) requireToken(realm string, expired func(r *http.Request) bool) {
 	accept := r.Config.Handler
 	r.Config.Handler = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if !strings.HasPrefix(r.Header.Get("Authorization"), "Bearer t") || expired != nil && expired(r) {
@@ -173,20 +96,20 @@ func (r *testRegistry) requireToken(realm string, expired func(r *http.Request) 
 			w.WriteHeader(http.StatusUnauthorized)
 			return
 		}
-		r.SetBasicAuth(testUser, testPassword)
+		r.SetBasicAuth(distributiontest.Username, distributiontest.Password)
 		accept.ServeHTTP(w, r)
 	})
 }
 
 // serveTokens has the registry be its own token server, at /token. Call it after requireToken.
-func (r *testRegistry) serveTokens(t testing.TB, token func(r *http.Request) string) {
+func (r testRegistry) serveTokens(t testing.TB, token func(r *http.Request) string) {
 	others := r.Config.Handler
 	r.Config.Handler = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path != "/token" {
 			others.ServeHTTP(w, r)
 			return
 		}
-		if user, password, _ := r.BasicAuth(); user != testUser || password != testPassword {
+		if user, password, _ := r.BasicAuth(); user != distributiontest.Username || password != distributiontest.Password {
 			t.Errorf("the token server was given %q", user)
 		}
 		io.WriteString(w, `{"token":"`+token(r)+`"}`)
@@ -227,7 +150,7 @@ func fileOpener(t testing.TB, b []byte) func() (io.ReadCloser, error) {
 }
 
 // put has the registry have a blob.
-func (r *testRegistry) put(t testing.TB, name string, b []byte) ocispec.Descriptor {
+func (r testRegistry) put(t testing.TB, name string, b []byte) ocispec.Descriptor {
 	t.Helper()
 	desc := describe(b)
 	if _, err := repository(t, r.client(t, nil), name).PushBlob(t.Context(), desc, "", opener(b), nil); err != nil {
@@ -237,7 +160,7 @@ func (r *testRegistry) put(t testing.TB, name string, b []byte) ocispec.Descript
 }
 
 // has checks that the registry has a blob, byte for byte.
-func (r *testRegistry) has(t testing.TB, name string, b []byte) {
+func (r testRegistry) has(t testing.TB, name string, b []byte) {
 	t.Helper()
 	got, code := r.get(t, name+"/blobs/"+digest.FromBytes(b).String())
 	if code != http.StatusOK || !bytes.Equal(got, b) {
@@ -246,7 +169,7 @@ func (r *testRegistry) has(t testing.TB, name string, b []byte) {
 }
 
 // hasNot checks that the registry does not have a blob.
-func (r *testRegistry) hasNot(t testing.TB, name string, d digest.Digest) {
+func (r testRegistry) hasNot(t testing.TB, name string, d digest.Digest) {
 	t.Helper()
 	if got, code := r.get(t, name+"/blobs/"+d.String()); code != http.StatusNotFound {
 		t.Errorf("the registry responded %d with %d bytes, want no such blob", code, len(got))
@@ -254,7 +177,7 @@ func (r *testRegistry) hasNot(t testing.TB, name string, d digest.Digest) {
 }
 
 // get reads with a client of its own.
-func (r *testRegistry) get(t testing.TB, path string) ([]byte, int) {
+func (r testRegistry) get(t testing.TB, path string) ([]byte, int) {
 	t.Helper()
 	resp, err := r.Client().Get(r.URL + "/v2/" + path)
 	if err != nil {
@@ -295,7 +218,7 @@ func wantError(t testing.TB, err error, parts ...string) {
 // noSecret checks that a text has no credential in it, nor the state of an upload.
 func noSecret(t testing.TB, text string) {
 	t.Helper()
-	for _, secret := range []string{testPassword, "cHVzaDphLWxvbmctc2VjcmV0", "_state=", "Signature"} {
+	for _, secret := range []string{distributiontest.Password, "cHVzaDphLWxvbmctc2VjcmV0", "_state=", "Signature"} {
 		if strings.Contains(text, secret) {
 			t.Errorf("%q contains the secret %q", text, secret)
 		}

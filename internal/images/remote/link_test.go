@@ -233,8 +233,8 @@ func TestFaultyLink(t *testing.T) {
 	}
 	plain := newTestRegistry(t, true)
 	secure := newTestRegistry(t, false)
-	plain.setFront(front)
-	secure.setFront(front)
+	plain.SetFront(front)
+	secure.SetFront(front)
 
 	const runs = 100
 	var ran atomic.Int64
@@ -267,7 +267,7 @@ func TestFaultyLink(t *testing.T) {
 // viaLink marks the requests that may fail.
 const viaLink = "Via-Link"
 
-func faultyRun(t *testing.T, seed uint64, registry *testRegistry, fronts *sync.Map) {
+func faultyRun(t *testing.T, seed uint64, registry testRegistry, fronts *sync.Map) {
 	rng := rand.New(rand.NewPCG(seed, 1))
 	trouble := &troubles{rng: rand.New(rand.NewPCG(seed, 2)), left: 6, kind: []string{reset, reset, reset, halfClose,
 		trickle, stall}}
@@ -299,7 +299,7 @@ func faultyRun(t *testing.T, seed uint64, registry *testRegistry, fronts *sync.M
 		}
 	}
 	fronts.Store(fmt.Sprint(seed), before)
-	l := newLink(t, registry.host(), next)
+	l := newLink(t, registry.Host(), next)
 	log, lines := logged()
 	defer func() {
 		noSecret(t, lines.String())
@@ -412,7 +412,7 @@ func TestPushOverALinkThatBreaksEvery200MB(t *testing.T) {
 	registry := newTestRegistry(t, true)
 	var up atomic.Bool
 	up.Store(true)
-	l := newLink(t, registry.host(), func() fault { return fault{kind: reset, after: 200e6, up: up.Load()} })
+	l := newLink(t, registry.Host(), func() fault { return fault{kind: reset, after: 200e6, up: up.Load()} })
 	reg := registry.client(t, func(opts *Options) {
 		l.over(opts)
 		opts.sleep = nil // as in life
@@ -452,7 +452,7 @@ func TestLinkThatIsCutEveryFewSeconds(t *testing.T) {
 	const cuts, between, rate = 12, 250 * time.Millisecond, 8 << 20
 	raw := noise(3, cuts*rate/4)
 	registry := newTestRegistry(t, true)
-	l := newLink(t, registry.host(), func() fault { return fault{kind: fine} })
+	l := newLink(t, registry.Host(), func() fault { return fault{kind: fine} })
 	var broken atomic.Int64
 	client := registry.client(t, func(opts *Options) {
 		l.over(opts)

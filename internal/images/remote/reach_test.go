@@ -143,7 +143,7 @@ func TestRebinding(t *testing.T) {
 			opts.Retries = -1
 			tt.change(opts)
 		}
-		check := func(t *testing.T, registry *testRegistry, err error) {
+		check := func(t *testing.T, registry testRegistry, err error) {
 			t.Helper()
 			if got := asked.Swap(false); got != tt.asked {
 				t.Errorf("the other host was asked: %t", got)
@@ -154,7 +154,7 @@ func TestRebinding(t *testing.T) {
 				}
 				return
 			}
-			wantError(t, err, registry.host(), tt.want)
+			wantError(t, err, registry.Host(), tt.want)
 		}
 		t.Run("of a token server "+name, func(t *testing.T) {
 			registry := newTestRegistry(t, true)

@@ -165,7 +165,7 @@ func TestSHA512(t *testing.T) {
 		if err != nil || !bytes.Equal(got, content) {
 			t.Errorf("%d bytes, error %v", len(got), err)
 		}
-		if n := server.count("GET /v2/some/where/blobs/sha512:"); n != 2 {
+		if n := server.Count("GET /v2/some/where/blobs/sha512:"); n != 2 {
 			t.Errorf("%d requests, want 2", n)
 		}
 	})
@@ -248,7 +248,7 @@ func TestRegistryWithoutSHA512(t *testing.T) {
 	wantError(t, repo.PushManifest(t.Context(), desc, raw, "v1"),
 		"rejected the manifest's digest "+desc.Digest.String()+": it may not support sha512")
 
-	registry.setFront(func(w http.ResponseWriter, r *http.Request) bool {
+	registry.SetFront(func(w http.ResponseWriter, r *http.Request) bool {
 		if r.Method != http.MethodHead || !strings.Contains(r.URL.Path, "/sha512:") {
 			return false
 		}

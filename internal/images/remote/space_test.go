@@ -30,7 +30,7 @@ func TestAFullRegistryIsNotAskedAgain(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			registry := newTestRegistry(t, true)
 			refused := 0
-			registry.setFront(func(w http.ResponseWriter, r *http.Request) bool {
+			registry.SetFront(func(w http.ResponseWriter, r *http.Request) bool {
 				if !test.refuses(r) {
 					return false
 				}
@@ -45,12 +45,12 @@ func TestAFullRegistryIsNotAskedAgain(t *testing.T) {
 			b := noise(9, 200_000)
 			repo := repository(t, registry.client(t, nil), "some/where")
 			_, err := repo.PushBlob(t.Context(), describe(b), "", opener(b), nil)
-			wantError(t, err, registry.host()+test.want)
+			wantError(t, err, registry.Host()+test.want)
 			if refused != 1 {
 				t.Errorf("%d requests were refused", refused)
 			}
-			if name == "during the upload" && registry.count("DELETE /v2/some/where/blobs/uploads/") != 1 {
-				t.Errorf("the upload still occupies space: %q", registry.requests)
+			if name == "during the upload" && registry.Count("DELETE /v2/some/where/blobs/uploads/") != 1 {
+				t.Errorf("the upload still occupies space: %q", registry.Requests())
 			}
 		})
 	}
@@ -68,7 +68,7 @@ func TestSpaceOfARegistry(t *testing.T) {
 	}
 
 	sizes := []int{}
-	registry.setFront(func(w http.ResponseWriter, r *http.Request) bool {
+	registry.SetFront(func(w http.ResponseWriter, r *http.Request) bool {
 		if r.URL.Path != space.Path {
 			return false
 		}
@@ -98,11 +98,11 @@ func TestSpaceOfARegistry(t *testing.T) {
 		t.Errorf("%v, %v, %v", missing, sizes, err)
 	}
 
-	registry.setFront(func(w http.ResponseWriter, _ *http.Request) bool { io.WriteString(w, "<html>"); return true })
+	registry.SetFront(func(w http.ResponseWriter, _ *http.Request) bool { io.WriteString(w, "<html>"); return true })
 	if _, err := client.Space(t.Context()); err == nil || !strings.Contains(err.Error(), "invalid description of its storage") {
 		t.Errorf("%v", err)
 	}
-	registry.setFront(func(w http.ResponseWriter, _ *http.Request) bool { say(w, http.StatusForbidden, "DENIED"); return true })
+	registry.SetFront(func(w http.ResponseWriter, _ *http.Request) bool { say(w, http.StatusForbidden, "DENIED"); return true })
 	if _, err := client.Space(t.Context()); err == nil || !strings.Contains(err.Error(), "denied access") {
 		t.Errorf("%v", err)
 	}

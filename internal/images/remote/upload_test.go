@@ -44,7 +44,7 @@ func TestMount(t *testing.T) {
 			t.Fatalf("mounted %v, error %v", mounted, err)
 		}
 		registry.has(t, "second", b)
-		if n := registry.count("POST"); n != 1 {
+		if n := registry.Count("POST"); n != 1 {
 			t.Errorf("%d uploads were begun, want 1", n)
 		}
 	})
@@ -54,14 +54,14 @@ func TestMount(t *testing.T) {
 		if _, err := repo.PushBlob(t.Context(), describe(b), "", opener(b), nil); err != nil {
 			t.Fatal(err)
 		}
-		if n := registry.count("POST /v2/second/blobs/uploads/?mount=sha256"); n != 1 {
-			t.Errorf("%d requests to mount, want 1: %q", n, registry.requests)
+		if n := registry.Count("POST /v2/second/blobs/uploads/?mount=sha256"); n != 1 {
+			t.Errorf("%d requests to mount, want 1: %q", n, registry.Requests())
 		}
 	})
 	t.Run("an existing blob is not sent to a registry without mounts", func(t *testing.T) {
 		registry := newTestRegistry(t, false)
 		desc := registry.put(t, "second", b)
-		registry.setFront(func(_ http.ResponseWriter, r *http.Request) bool {
+		registry.SetFront(func(_ http.ResponseWriter, r *http.Request) bool {
 			r.URL.RawQuery = strings.Replace(r.URL.RawQuery, "from=first", "", 1)
 			return false
 		})
@@ -70,13 +70,13 @@ func TestMount(t *testing.T) {
 		if err != nil || !mounted {
 			t.Fatalf("mounted %v, error %v", mounted, err)
 		}
-		if n := registry.count("DELETE"); n != 1 {
+		if n := registry.Count("DELETE"); n != 1 {
 			t.Errorf("%d uploads were given up, want the one that was begun", n)
 		}
 	})
 	t.Run("the blob is sent if the mount is forbidden", func(t *testing.T) {
 		registry := newTestRegistry(t, false)
-		registry.setFront(func(w http.ResponseWriter, r *http.Request) bool {
+		registry.SetFront(func(w http.ResponseWriter, r *http.Request) bool {
 			if r.URL.Query().Has("mount") {
 				say(w, http.StatusForbidden, "DENIED")
 				return true
@@ -128,7 +128,7 @@ func TestWrongContentIsNotCompleted(t *testing.T) {
 					t.Errorf("%T is no error about content", err)
 				}
 				registry.hasNot(t, "some/where", test.desc.Digest)
-				if n := registry.count("DELETE"); n != 1 {
+				if n := registry.Count("DELETE"); n != 1 {
 					t.Errorf("%d uploads were cancelled, want 1", n)
 				}
 				if size := test.desc.Size; sent > size || sent == size && size > 0 {
@@ -140,9 +140,9 @@ func TestWrongContentIsNotCompleted(t *testing.T) {
 }
 
 // halfTaken accepts the first PUT's body up to an offset and then closes the connection.
-func halfTaken(registry *testRegistry, upTo int64, status http.HandlerFunc) {
+func halfTaken(registry testRegistry, upTo int64, status http.HandlerFunc) {
 	var puts atomic.Int64
-	registry.setFront(func(w http.ResponseWriter, r *http.Request) bool {
+	registry.SetFront(func(w http.ResponseWriter, r *http.Request) bool {
 		switch {
 		case r.Method == http.MethodPut && puts.Add(1) == 1:
 			// The registry is handed a part, as it is in a PATCH.
@@ -153,7 +153,7 @@ func halfTaken(registry *testRegistry, upTo int64, status http.HandlerFunc) {
 			}{io.LimitReader(r.Body, upTo), r.Body}
 			r.ContentLength = -1
 			r.Header.Del("Content-Length")
-			registry.app.ServeHTTP(httptest.NewRecorder(), r)
+			registry.App.ServeHTTP(httptest.NewRecorder(), r)
 			hijacked, _, err := http.NewResponseController(w).Hijack()
 			if err != nil {
 				panic(err)
@@ -216,7 +216,7 @@ func TestBrokenUpload(t *testing.T) {
 					t.Fatal(err)
 				}
 				registry.has(t, "some/where", b)
-				if n := registry.count("POST"); n != test.begun {
+				if n := registry.Count("POST"); n != test.begun {
 					t.Errorf("%d uploads, want %d", n, test.begun)
 				}
 				if sent > test.most {
@@ -240,7 +240,7 @@ func TestUploadThatCannotSucceed(t *testing.T) {
 				w.WriteHeader(http.StatusAccepted)
 				return true
 			},
-			[]string{"redirected an upload to http://" + cdn.host(), "not allowed"},
+			[]string{"redirected an upload to http://" + cdn.Host(), "not allowed"},
 		},
 		"redirected": {
 			func(w http.ResponseWriter, r *http.Request) bool {
@@ -249,7 +249,7 @@ func TestUploadThatCannotSucceed(t *testing.T) {
 				}
 				return r.Method == http.MethodPut
 			},
-			[]string{"redirected a PUT to " + cdn.host(), "not allowed"},
+			[]string{"redirected a PUT to " + cdn.Host(), "not allowed"},
 		},
 		"no place given": {
 			func(w http.ResponseWriter, r *http.Request) bool { w.WriteHeader(http.StatusAccepted); return true },
@@ -305,16 +305,16 @@ func TestUploadThatCannotSucceed(t *testing.T) {
 				big = noise(5, 16<<20) // more than the sockets hold
 			}
 			registry := newTestRegistry(t, true)
-			registry.setFront(test.front)
+			registry.SetFront(test.front)
 			log, lines := logged()
 			repo := repository(t, registry.client(t, func(opts *Options) { opts.Log = log }), "some/where")
 			_, err := repo.PushBlob(t.Context(), describe(big), "", opener(big), nil)
-			wantError(t, err, append(test.want, registry.host())...)
+			wantError(t, err, append(test.want, registry.Host())...)
 			noSecret(t, lines.String())
-			registry.setFront(nil)
+			registry.SetFront(nil)
 			registry.hasNot(t, "some/where", describe(big).Digest)
-			if len(cdn.requests) > 0 {
-				t.Errorf("the other host was asked: %q", cdn.requests)
+			if len(cdn.Requests()) > 0 {
+				t.Errorf("the other host was asked: %q", cdn.Requests())
 			}
 		})
 	}
@@ -323,7 +323,7 @@ func TestUploadThatCannotSucceed(t *testing.T) {
 // A registry that copies a large blob before it responds, as on S3, is silent for a time that depends on the size.
 func TestLargeUploadsHaveMoreTime(t *testing.T) {
 	registry := newTestRegistry(t, true)
-	registry.setFront(func(_ http.ResponseWriter, r *http.Request) bool {
+	registry.SetFront(func(_ http.ResponseWriter, r *http.Request) bool {
 		if r.Method == http.MethodPut {
 			raw, err := io.ReadAll(r.Body)
 			if err != nil {
@@ -365,7 +365,7 @@ func TestRetryAfter(t *testing.T) {
 			t.Run(name+" "+method, func(t *testing.T) {
 				registry := newTestRegistry(t, true)
 				var once atomic.Bool
-				registry.setFront(func(w http.ResponseWriter, r *http.Request) bool {
+				registry.SetFront(func(w http.ResponseWriter, r *http.Request) bool {
 					if r.Method != method || once.Swap(true) {
 						return false
 					}
@@ -438,7 +438,7 @@ func TestCancellation(t *testing.T) {
 				registry := newTestRegistry(t, plain)
 				hang = make(chan struct{})
 				ctx, cancel := context.WithCancel(t.Context())
-				registry.setFront(test.front(cancel))
+				registry.SetFront(test.front(cancel))
 				repo := repository(t, registry.client(t, func(opts *Options) { opts.sleep = nil }), "some/where")
 				var err error
 				if test.pull {
@@ -450,7 +450,7 @@ func TestCancellation(t *testing.T) {
 					t.Errorf("error %v, want that the context ended", err)
 				}
 				close(hang)
-				if n := registry.count("DELETE"); n > 0 {
+				if n := registry.Count("DELETE"); n > 0 {
 					t.Error("a request was sent after the cancellation")
 				}
 			})
@@ -569,7 +569,7 @@ func TestTokenServerOfAnotherName(t *testing.T) {
 			_, err := repository(t, registry.client(t, func(opts *Options) { opts.Retries = -1 }),
 				"some/where").PushBlob(t.Context(), describe(b), "", opener(b), nil)
 			if test.wrong != "" {
-				wantError(t, err, registry.host(), test.wrong)
+				wantError(t, err, registry.Host(), test.wrong)
 				return
 			}
 			if err != nil {

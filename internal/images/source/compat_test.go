@@ -257,7 +257,7 @@ func untar(t *testing.T, path string) string {
 func TestOtherToolsReadWhatIsWritten(t *testing.T) {
 	for name, g := range goldens(t) {
 		t.Run(name, func(t *testing.T) {
-			src := mustOpen(t, g.dir)
+			src := imagestest.Open(t, Open, g.dir)
 			items := mustItems(t, src, "")
 			dir := filepath.Join(t.TempDir(), "layout")
 			pullToLayout(t, dir, items)
@@ -267,8 +267,8 @@ func TestOtherToolsReadWhatIsWritten(t *testing.T) {
 			}
 
 			t.Run("Open", func(t *testing.T) {
-				checkSource(t, mustOpen(t, dir), g.images)
-				checkSource(t, mustOpen(t, archive), g.images)
+				checkSource(t, imagestest.Open(t, Open, dir), g.images)
+				checkSource(t, imagestest.Open(t, Open, archive), g.images)
 			})
 			t.Run("ORAS", func(t *testing.T) {
 				fromDir, err := orasoci.NewFromFS(t.Context(), os.DirFS(dir))
@@ -414,7 +414,7 @@ func TestLayoutWrittenBySeveralTools(t *testing.T) {
 
 	pullToLayout(t, dir, graph.Items(store, index))
 	want[index.Reference] = index.Descriptor.Digest
-	checkSource(t, mustOpen(t, dir), want)
+	checkSource(t, imagestest.Open(t, Open, dir), want)
 
 	at, err := ggcrlayout.FromPath(dir)
 	if err != nil {
@@ -431,7 +431,7 @@ func TestLayoutWrittenBySeveralTools(t *testing.T) {
 		t.Fatal(err)
 	}
 	want[addedName] = digest.Digest(d.String())
-	checkSource(t, mustOpen(t, dir), want)
+	checkSource(t, imagestest.Open(t, Open, dir), want)
 
 	tool, err := orasoci.New(dir)
 	if err != nil {
@@ -442,11 +442,11 @@ func TestLayoutWrittenBySeveralTools(t *testing.T) {
 		t.Fatal(err)
 	}
 	want[taggedName] = single.Descriptor.Digest
-	checkSource(t, mustOpen(t, dir), want)
+	checkSource(t, imagestest.Open(t, Open, dir), want)
 
 	pullToLayout(t, dir, graph.Items(store, single))
 	want[single.Reference] = single.Descriptor.Digest
-	checkSource(t, mustOpen(t, dir), want)
+	checkSource(t, imagestest.Open(t, Open, dir), want)
 }
 
 // Docker archives written by crane's library have compressed layers.
@@ -468,7 +468,7 @@ func TestOpenReadsDockerArchivesOfCrane(t *testing.T) {
 	for _, layer := range manifest.Layers {
 		want = append(want, digest.Digest(layer.Digest.String()))
 	}
-	got := describeStreamed(t, mustOpen(t, imagestest.Temp(t, "a.tar", buf.Bytes())))
+	got := describeStreamed(t, imagestest.Open(t, Open, imagestest.Temp(t, "a.tar", buf.Bytes())))
 	if len(got) != 1 || got[0].Reference != "ghcr.io/a/b:1" {
 		t.Fatalf("images: %+v", got)
 	}

@@ -152,7 +152,7 @@ func TestOpenReadsEngineArchives(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			src := mustOpen(t, imagestest.Temp(t, "docker.tar", c.files.Bytes(t)))
+			src := imagestest.Open(t, Open, imagestest.Temp(t, "docker.tar", c.files.Bytes(t)))
 			if src.Kind() != c.kind {
 				t.Errorf("recognized as an %s, want %s", src.Kind(), c.kind)
 			}
@@ -179,7 +179,7 @@ func TestOpenIgnoresDataAfterTheTar(t *testing.T) {
 			"with half an end marker": raw[:len(raw)-tarBlock],
 		} {
 			t.Run(kind+", "+how, func(t *testing.T) {
-				src := mustOpen(t, imagestest.Temp(t, "docker.tar", stream))
+				src := imagestest.Open(t, Open, imagestest.Temp(t, "docker.tar", stream))
 				if got := describeStreamed(t, src); src.Kind() != kind || len(got) != 1 || len(got[0].Layers) != 2 {
 					t.Errorf("%s: %+v", src.Kind(), got)
 				}
@@ -229,7 +229,7 @@ func TestRealEngine(t *testing.T) {
 	if missing, err := engine.Save(t.Context(), []string{first, second}, saved); missing != nil || err != nil {
 		t.Fatal(err)
 	}
-	src := mustOpen(t, saved.Name())
+	src := imagestest.Open(t, Open, saved.Name())
 	found := map[string][]digest.Digest{}
 	for _, image := range describeStreamed(t, src) {
 		repository, tag, err := name.Repository(image.Reference)

@@ -32,20 +32,6 @@ func mustItems(t *testing.T, src *Source, reference string) []graph.Item {
 	return items
 }
 
-func mustOpen(t *testing.T, path string) *Source {
-	t.Helper()
-	src, err := Open(t.Context(), path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := src.Close(); err != nil {
-			t.Error(err)
-		}
-	})
-	return src
-}
-
 // cancelled returns a canceled context.
 func cancelled(t *testing.T) context.Context {
 	t.Helper()

@@ -71,7 +71,7 @@ func TestOpenReadsEachKindOfSource(t *testing.T) {
 			"OCI archive", "docker.io/library/hello:1", 2},
 	} {
 		t.Run(name, func(t *testing.T) {
-			src := mustOpen(t, c.path)
+			src := imagestest.Open(t, Open, c.path)
 			if src.Kind() != c.kind {
 				t.Errorf("recognized as an %s, want %s", src.Kind(), c.kind)
 			}
@@ -140,7 +140,7 @@ func TestImageNames(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			store := &graph.Store{}
 			image := imagestest.Index(t, store, "", 100, "amd64")
-			src := mustOpen(t, imagestest.Temp(t, "image.tar", imagestest.Tar(t, imagestest.Layout(t, store, imagestest.Annotated(image, c.annotations))...)))
+			src := imagestest.Open(t, Open, imagestest.Temp(t, "image.tar", imagestest.Tar(t, imagestest.Layout(t, store, imagestest.Annotated(image, c.annotations))...)))
 			if got := src.Images()[0].Reference; got != c.want {
 				t.Errorf("name is %q, want %q", got, c.want)
 			}
@@ -152,7 +152,7 @@ func TestSelect(t *testing.T) {
 	store := &graph.Store{}
 	one, two := imagestest.Index(t, store, "", 100, "amd64"), imagestest.Index(t, store, "", 200, "amd64")
 	open := func(listed ...ocispec.Descriptor) *Source {
-		return mustOpen(t, imagestest.Temp(t, "images.tar", imagestest.Tar(t, imagestest.Layout(t, store, listed...)...)))
+		return imagestest.Open(t, Open, imagestest.Temp(t, "images.tar", imagestest.Tar(t, imagestest.Layout(t, store, listed...)...)))
 	}
 	references := func(list []graph.Image) (found []string) {
 		for _, image := range list {
@@ -219,7 +219,7 @@ func TestDockerArchive(t *testing.T) {
 
 	t.Run("becomes an OCI image with unchanged layers and configuration", func(t *testing.T) {
 		files := imagestest.Docker(t, []string{"hello:1", "example.com/hello:2"}, big, small)
-		src := mustOpen(t, imagestest.Temp(t, "a.tar", imagestest.Tar(t, files...)))
+		src := imagestest.Open(t, Open, imagestest.Temp(t, "a.tar", imagestest.Tar(t, files...)))
 		list := src.Images()
 		if len(list) != 2 || list[0].Reference != "hello:1" || list[1].Reference != "example.com/hello:2" ||
 			list[0].Descriptor.Digest != list[1].Descriptor.Digest {
@@ -239,7 +239,7 @@ func TestDockerArchive(t *testing.T) {
 		if diff := cmp.Diff(want, manifest); diff != "" {
 			t.Error(diff)
 		}
-		again := mustOpen(t, imagestest.Temp(t, "b.tar", imagestest.Tar(t, files...)))
+		again := imagestest.Open(t, Open, imagestest.Temp(t, "b.tar", imagestest.Tar(t, files...)))
 		if a, b := list[0].Descriptor, again.Images()[0].Descriptor; a.Digest != b.Digest {
 			t.Errorf("opened twice, it is %s and %s", a.Digest, b.Digest)
 		}
@@ -252,7 +252,7 @@ func TestDockerArchive(t *testing.T) {
 				strings.HasSuffix(f.Name, "2/layer.tar")
 		})
 		files[i] = imagestest.File{Name: files[i].Name, Link: "../" + strings.Repeat("0", 63) + "1/layer.tar"}
-		src := mustOpen(t, imagestest.Temp(t, "a.tar", imagestest.Tar(t, files...)))
+		src := imagestest.Open(t, Open, imagestest.Temp(t, "a.tar", imagestest.Tar(t, files...)))
 		manifest := imagestest.Decode[ocispec.Manifest](t, src, src.Images()[0].Descriptor)
 		if len(manifest.Layers) != 2 || !bytes.Equal(imagestest.Fetch(t, src, manifest.Layers[1]), big) {
 			t.Errorf("layers: %+v", manifest.Layers)
@@ -264,7 +264,7 @@ func TestDockerArchive(t *testing.T) {
 		packed := imagestest.Gzip(t, big)
 		i := slices.IndexFunc(files, func(f imagestest.File) bool { return strings.HasSuffix(f.Name, "/layer.tar") })
 		files[i].Data = packed
-		src := mustOpen(t, imagestest.Temp(t, "a.tar", imagestest.Tar(t, files...)))
+		src := imagestest.Open(t, Open, imagestest.Temp(t, "a.tar", imagestest.Tar(t, files...)))
 		manifest := imagestest.Decode[ocispec.Manifest](t, src, src.Images()[0].Descriptor)
 		if diff := cmp.Diff([]ocispec.Descriptor{content.NewDescriptorFromBytes(ocispec.MediaTypeImageLayerGzip, packed)},
 			manifest.Layers); diff != "" {
@@ -273,7 +273,7 @@ func TestDockerArchive(t *testing.T) {
 	})
 
 	t.Run("an image saved by its ID has no name", func(t *testing.T) {
-		src := mustOpen(t, imagestest.Temp(t, "a.tar", imagestest.Tar(t, imagestest.Docker(t, nil, big)...)))
+		src := imagestest.Open(t, Open, imagestest.Temp(t, "a.tar", imagestest.Tar(t, imagestest.Docker(t, nil, big)...)))
 		if _, err := src.Items(""); err == nil || !strings.Contains(err.Error(), "--reference") {
 			t.Errorf("error: %v", err)
 		}
@@ -294,7 +294,7 @@ func TestIncompleteIndex(t *testing.T) {
 	linux := func(arch string) ocispec.Platform { return ocispec.Platform{OS: "linux", Architecture: arch} }
 
 	t.Run("one manifest becomes the image", func(t *testing.T) {
-		got := mustOpen(t, imagestest.Temp(t, "a.tar", imagestest.Tar(t, without(1, 2)...))).Images()[0]
+		got := imagestest.Open(t, Open, imagestest.Temp(t, "a.tar", imagestest.Tar(t, without(1, 2)...))).Images()[0]
 		if got.Descriptor.Digest != index.Manifests[0].Digest {
 			t.Errorf("image is %s, want the manifest for amd64", got.Descriptor.Digest)
 		}
@@ -304,7 +304,7 @@ func TestIncompleteIndex(t *testing.T) {
 		}
 	})
 	t.Run("several manifests become a new index", func(t *testing.T) {
-		src := mustOpen(t, imagestest.Temp(t, "a.tar", imagestest.Tar(t, without(1)...)))
+		src := imagestest.Open(t, Open, imagestest.Temp(t, "a.tar", imagestest.Tar(t, without(1)...)))
 		got := src.Images()[0]
 		part := imagestest.Decode[ocispec.Index](t, src, got.Descriptor)
 		if diff := cmp.Diff([]ocispec.Descriptor{index.Manifests[0], index.Manifests[2]}, part.Manifests); diff != "" {
@@ -517,7 +517,7 @@ func TestNamesOutsideOfAnArchive(t *testing.T) {
 	files := imagestest.Layout(t, store, imagestest.Annotated(image, containerdName("a:1")))
 	files = append(files, imagestest.File{Name: "/etc/passwd"}, imagestest.File{Name: "../../x"},
 		imagestest.File{Name: "y", Link: "/etc/passwd"}, imagestest.File{Name: "z", Link: "../../x"})
-	src := mustOpen(t, imagestest.Temp(t, "a.tar", imagestest.Tar(t, files...)))
+	src := imagestest.Open(t, Open, imagestest.Temp(t, "a.tar", imagestest.Tar(t, files...)))
 	checkSource(t, src, map[string]digest.Digest{"a:1": image.Descriptor.Digest})
 }
 

@@ -119,7 +119,7 @@ func TestOpenReadsZarfPackages(t *testing.T) {
 			"with a v1beta1 checksum": imagestest.WriteLayout(t, beta),
 		} {
 			t.Run(name+", "+how, func(t *testing.T) {
-				src := mustOpen(t, path)
+				src := imagestest.Open(t, Open, path)
 				if src.Kind() != "Zarf package" {
 					t.Errorf("recognized as an %s", src.Kind())
 				}
@@ -219,7 +219,7 @@ func TestPushOfAZarfPackage(t *testing.T) {
 	single := singleImage(t, store, index, "docker.io/library/nginx:1")
 	index.Reference = "quay.io/a/b@" + index.Descriptor.Digest.String()
 	files := zarfPackage(t, filesIn(t, zarfLayout(t, store, single, index).dir)...)
-	src := mustOpen(t, imagestest.Temp(t, "package.tar.zst", imagestest.Zstd(t, imagestest.Tar(t, files...))))
+	src := imagestest.Open(t, Open, imagestest.Temp(t, "package.tar.zst", imagestest.Zstd(t, imagestest.Tar(t, files...))))
 	items, err := WithZarfTags(mustItems(t, src, ""))
 	if err != nil {
 		t.Fatal(err)
