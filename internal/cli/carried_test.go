@@ -21,6 +21,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/hook/preflight"
 	"github.com/zarf-dev/zarf-registry/internal/install"
 	"github.com/zarf-dev/zarf-registry/internal/payload/embedded"
+	"github.com/zarf-dev/zarf-registry/internal/release"
 	"github.com/zarf-dev/zarf-registry/internal/release/settings"
 	"github.com/zarf-dev/zarf-registry/internal/release/state"
 )
@@ -63,7 +64,7 @@ func runCarried(t *testing.T, values map[string]any) (settings.Settings, []strin
 		NewHook: func(context.Context, settings.Settings, map[string][]byte) (install.Hook, error) {
 			return noted{&phases}, nil
 		},
-		Log: slog.New(slog.DiscardHandler),
+		Log: slog.New(slog.DiscardHandler), Progress: release.Logged{Log: slog.New(slog.DiscardHandler)},
 		Now: time.Now,
 	}
 	result, err := i.Run(t.Context())

@@ -145,7 +145,7 @@ func (f *chartFlags) installer(cmd *cobra.Command) (*install.Installer, error) {
 	if err := f.validate(); err != nil {
 		return nil, exitcode.Usage(err)
 	}
-	log := f.Progress(cmd.ErrOrStderr())
+	log, progress := f.Observe(cmd.ErrOrStderr())
 	values, err := f.merged(cmd.Flags())
 	if err != nil {
 		return nil, exitcode.Usage(err)
@@ -176,7 +176,7 @@ func (f *chartFlags) installer(cmd *cobra.Command) (*install.Installer, error) {
 		Client: client,
 		Parse:  settings.OfJob,
 		NewHook: func(ctx context.Context, s settings.Settings, nodeConfig map[string][]byte) (install.Hook, error) {
-			h, err := hook.New(ctx, s, hook.Connection{Config: config, Client: client}, log)
+			h, err := hook.New(ctx, s, hook.Connection{Config: config, Client: client}, log, progress)
 			if err != nil {
 				return nil, err
 			}
@@ -184,7 +184,7 @@ func (f *chartFlags) installer(cmd *cobra.Command) (*install.Installer, error) {
 			h.Again = "install" + cmdflags.ReleaseArguments(f.Namespace, f.Release, names.Chart)
 			return h, nil
 		},
-		Log: log,
+		Log: log, Progress: progress,
 		Now: time.Now,
 	}, nil
 }

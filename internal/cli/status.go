@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"log/slog"
 	"strings"
 	"time"
 
@@ -15,6 +14,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/cli/render"
 	"github.com/zarf-dev/zarf-registry/internal/cluster"
 	"github.com/zarf-dev/zarf-registry/internal/exitcode"
+	"github.com/zarf-dev/zarf-registry/internal/release"
 	"github.com/zarf-dev/zarf-registry/internal/status"
 )
 
@@ -63,7 +63,8 @@ func (f *statusFlags) run(cmd *cobra.Command) error {
 	}
 	ctx, cancel := cmdflags.WithTimeout(cmd.Context(), f.timeout)
 	defer cancel()
-	report, err := awaitHealth(ctx, f.wait, f.Progress(cmd.ErrOrStderr()), func() (*status.Report, error) {
+	_, progress := f.Observe(cmd.ErrOrStderr())
+	report, err := awaitHealth(ctx, f.wait, progress, func() (*status.Report, error) {
 		return f.CollectStatus(ctx, config, client)
 	})
 	if err != nil {
@@ -76,8 +77,8 @@ func (f *statusFlags) run(cmd *cobra.Command) error {
 const statusInterval = 2 * time.Second
 
 // awaitHealth returns the first report or, to wait, the first healthy one. When the time is over, it returns the last.
-func awaitHealth(ctx context.Context, wait bool, log *slog.Logger, collect func() (*status.Report, error)) (
-	last *status.Report, err error) {
+func awaitHealth(ctx context.Context, wait bool, progress release.Progress, collect func() (*status.Report, error),
+) (last *status.Report, err error) {
 	said := ""
 	for {
 		report, err := collect()
@@ -99,7 +100,7 @@ func awaitHealth(ctx context.Context, wait bool, log *slog.Logger, collect func(
 		}
 		if missing != said {
 			said = missing
-			log.Info("waiting", "for", "a healthy release", "missing", missing)
+			progress.Waiting("a healthy release", missing)
 		}
 		select {
 		case <-ctx.Done():

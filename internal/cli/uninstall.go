@@ -54,7 +54,7 @@ func (f *uninstallFlags) run(cmd *cobra.Command) error {
 		return err
 	}
 	defer stop()
-	log := f.Progress(cmd.ErrOrStderr())
+	log, progress := f.Observe(cmd.ErrOrStderr())
 	helm, err := install.Connect(c.Config, f.Settings.Namespace, log)
 	if err != nil {
 		return err
@@ -79,7 +79,7 @@ func (f *uninstallFlags) run(cmd *cobra.Command) error {
 			if err != nil {
 				return err
 			}
-			h, err := hook.New(ctx, of, c, log)
+			h, err := hook.New(ctx, of, c, log, progress)
 			if err != nil {
 				return err
 			}

@@ -206,7 +206,8 @@ func newBench(t *testing.T, objects ...runtime.Object) *bench {
 		scheme.Codecs.UniversalDecoder()),
 		registry: &registry{image: &state.HookImage{Reference: "zarf-registry/init-hook:dev", Architecture: "amd64"}},
 		log:      &bytes.Buffer{}, now: time.Date(2026, 11, 20, 12, 0, 0, 0, time.UTC), left: -1}
-	var log sync.Mutex
+	var locked sync.Mutex
+	log := slog.New(slog.NewJSONHandler(writer(func(p []byte) { locked.Lock(); b.log.Write(p); locked.Unlock() }), nil))
 	b.hook = rendered{&hook.Hook{
 		Settings: settings.Settings{
 			Namespace: "zarf", Release: "zarf-registry", Name: "zarf-registry",
@@ -222,7 +223,8 @@ func newBench(t *testing.T, objects ...runtime.Object) *bench {
 		Cluster:  clusterOf(b.client),
 		Programs: programs{},
 		Registry: b.registry,
-		Log:      slog.New(slog.NewJSONHandler(writer(func(p []byte) { log.Lock(); b.log.Write(p); log.Unlock() }), nil)),
+		Log:      log,
+		Progress: release.Logged{Log: log},
 		Now:      func() time.Time { return b.now },
 	}}
 	b.registry.loaded, b.registry.refused = b.report, b.refused

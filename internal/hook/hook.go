@@ -46,6 +46,7 @@ type Hook struct {
 	Programs payload.Programs
 	Registry Registry
 	Log      *slog.Logger
+	Progress release.Progress
 	Now      func() time.Time
 }
 
@@ -129,7 +130,8 @@ type run struct {
 }
 
 func (h *Hook) start() *run {
-	r := &release.Release{Settings: h.Settings, Secrets: h.Cluster.Secrets, Log: h.Log, Now: h.Now}
+	r := &release.Release{Settings: h.Settings, Secrets: h.Cluster.Secrets, Log: h.Log, Progress: h.Progress,
+		Now: h.Now}
 	observer := &nodes.Observer{Release: r, Cluster: h.Cluster.Nodes}
 	return &run{
 		Observer: observer,
@@ -158,5 +160,7 @@ func (r *run) injects() bool {
 }
 
 func (r *run) phase(ctx context.Context, name string, list []steps.Step) error {
-	return steps.Runner{Phase: name, Mode: r.Settings.Mode, Log: r.Log, Now: r.Now, Timeout: r.timeout}.Run(ctx, list)
+	return steps.Runner{
+		Phase: name, Mode: r.Settings.Mode, Progress: r.Progress, Now: r.Now, Timeout: r.timeout,
+	}.Run(ctx, list)
 }

@@ -24,6 +24,7 @@ import (
 
 	"github.com/zarf-dev/zarf-registry/internal/exitcode"
 	"github.com/zarf-dev/zarf-registry/internal/hook/preflight"
+	ourrelease "github.com/zarf-dev/zarf-registry/internal/release"
 	"github.com/zarf-dev/zarf-registry/internal/release/names"
 	"github.com/zarf-dev/zarf-registry/internal/release/settings"
 )
@@ -65,7 +66,9 @@ type Installer struct {
 	// configuration, nil if there is none.
 	NewHook func(ctx context.Context, s settings.Settings, nodeConfig map[string][]byte) (Hook, error)
 	Log     *slog.Logger
-	Now     func() time.Time
+	// Progress observes the steps.
+	Progress ourrelease.Progress
+	Now      func() time.Time
 }
 
 // Plan describes what a run would do.
@@ -163,8 +166,8 @@ func (i *Installer) Run(ctx context.Context) (*Result, error) {
 			return nil, errors.Join(r.explain(ctx, err), r.advice)
 		}
 		if s.name != "" {
-			i.Log.Info("step done", "phase", "install", "step", s.name, "result", did, "reason", s.why, "duration",
-				i.Now().Sub(begin).Round(time.Millisecond).String())
+			i.Progress.Ended(ourrelease.Ended{Phase: "install", Step: s.name, Did: did, Why: s.why,
+				Duration: i.Now().Sub(begin).Round(time.Millisecond)})
 		}
 	}
 	return &Result{

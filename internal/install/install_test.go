@@ -42,6 +42,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/exitcode"
 	"github.com/zarf-dev/zarf-registry/internal/hook/preflight"
 	"github.com/zarf-dev/zarf-registry/internal/install"
+	ourrelease "github.com/zarf-dev/zarf-registry/internal/release"
 	"github.com/zarf-dev/zarf-registry/internal/release/names"
 	"github.com/zarf-dev/zarf-registry/internal/release/settings"
 	"github.com/zarf-dev/zarf-registry/internal/release/state"
@@ -166,7 +167,7 @@ func newBench(t *testing.T, objects ...runtime.Object) *bench {
 			b.planned = recordedHook{b, s, nodeConfig}
 			return b.planned, nil
 		},
-		Log: quiet,
+		Log: quiet, Progress: ourrelease.Logged{Log: quiet},
 		Now: time.Now,
 	}
 	return b

@@ -22,7 +22,9 @@ type Release struct {
 	// Secrets is scoped to Settings.Namespace.
 	Secrets Secrets
 	Log     *slog.Logger
-	Now     func() time.Time
+	// Progress observes what the steps of a hook do.
+	Progress Progress
+	Now      func() time.Time
 }
 
 // Object formats a namespaced object for messages.

@@ -11,6 +11,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/cli/render"
 	"github.com/zarf-dev/zarf-registry/internal/cluster"
 	"github.com/zarf-dev/zarf-registry/internal/logging"
+	"github.com/zarf-dev/zarf-registry/internal/release"
 )
 
 // Global are the flags of all commands: cluster, release and log.
@@ -64,10 +65,17 @@ func (f *Global) SelectsCluster() (selects bool) {
 
 // Progress returns the logger for validated flags: readable lines, unless a format is given.
 func (f *Global) Progress(w io.Writer) *slog.Logger {
+	log, _ := f.Observe(w)
+	return log
+}
+
+// Observe returns the logger, and what writes the progress of a run in the same form.
+func (f *Global) Observe(w io.Writer) (*slog.Logger, release.Progress) {
 	if f.Log.Format != "auto" {
 		if log, err := f.Log.New(w); err == nil {
-			return log
+			return log, release.Logged{Log: log}
 		}
 	}
-	return render.NewProgress(w, f.Log.Level)
+	lines := render.NewProgress(w, f.Log.Level)
+	return slog.New(lines), lines
 }

@@ -29,6 +29,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/hook/nodes"
 	"github.com/zarf-dev/zarf-registry/internal/hook/payload"
 	"github.com/zarf-dev/zarf-registry/internal/hook/preflight"
+	"github.com/zarf-dev/zarf-registry/internal/release"
 	"github.com/zarf-dev/zarf-registry/internal/release/settings"
 )
 
@@ -165,7 +166,7 @@ func (f *Flags) Run(cmd *cobra.Command, phase func(*hook.Hook, context.Context) 
 	if err := f.validate(cmd.Flags()); err != nil {
 		return exitcode.Usage(err)
 	}
-	log := f.Progress(cmd.ErrOrStderr())
+	log, progress := f.Observe(cmd.ErrOrStderr())
 	c, err := connect(f.Access)
 	if err != nil {
 		return err
@@ -176,7 +177,7 @@ func (f *Flags) Run(cmd *cobra.Command, phase func(*hook.Hook, context.Context) 
 		ctx, stop = f.limitByJob(ctx, c.Client, f.Settings.Name+"-"+cmd.Name(), log)
 	}
 	defer stop()
-	h, err := New(ctx, f.Settings, c, log)
+	h, err := New(ctx, f.Settings, c, log, progress)
 	if err != nil {
 		return err
 	}
@@ -261,7 +262,8 @@ func (f *Flags) Connect(cmd *cobra.Command) (context.Context, Connection, func()
 }
 
 // New connects the hook with the cluster and with its registry.
-func New(ctx context.Context, s settings.Settings, c Connection, log *slog.Logger) (*hook.Hook, error) {
+func New(ctx context.Context, s settings.Settings, c Connection, log *slog.Logger, progress release.Progress) (
+	*hook.Hook, error) {
 	registry, err := programs.New(ctx, s, c.Config, c.Client, c.inCluster, log)
 	if err != nil {
 		return nil, err
@@ -316,6 +318,7 @@ func New(ctx context.Context, s settings.Settings, c Connection, log *slog.Logge
 		Programs: programs.Embedded{},
 		Registry: registry,
 		Log:      log,
+		Progress: progress,
 		Now:      time.Now,
 	}, nil
 }

@@ -248,7 +248,7 @@ func (w *issueWait) report() {
 		missing = w.Object("Certificate", w.waiting[0].Name) + ": " + w.waiting[0].why
 	}
 	if missing != w.reported {
-		w.Log.Info("waiting", "for", "cert-manager", "missing", missing)
+		w.Progress.Waiting("cert-manager", missing)
 		w.reported = missing
 	}
 }

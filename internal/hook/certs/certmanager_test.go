@@ -83,9 +83,10 @@ func newCMBench(t *testing.T) *cmBench {
 	}
 	client := &certmanagerfake.FakeCertmanagerV1{Fake: &kubetesting.Fake{}}
 	client.AddReactor("*", "*", b.react)
+	log := slog.New(slog.NewJSONHandler(b.log, nil))
 	r := &release.Release{
 		Settings: settings.Settings{Namespace: "zarf", Release: "zarf-registry", Name: "zarf-registry"},
-		Secrets:  cmSecrets{b}, Log: slog.New(slog.NewJSONHandler(b.log, nil)), Now: time.Now,
+		Secrets:  cmSecrets{b}, Log: log, Progress: release.Logged{Log: log}, Now: time.Now,
 	}
 	b.keeper = &Manager{
 		Observer: &nodes.Observer{Release: r},

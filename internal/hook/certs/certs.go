@@ -84,5 +84,5 @@ type Manager struct {
 }
 
 func (m *Manager) run(ctx context.Context, phase string, list []steps.Step) error {
-	return steps.Runner{Phase: phase, Log: m.Log, Now: m.Now, Timeout: m.Timeout}.Run(ctx, list)
+	return steps.Runner{Phase: phase, Progress: m.Progress, Now: m.Now, Timeout: m.Timeout}.Run(ctx, list)
 }

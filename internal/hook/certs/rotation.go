@@ -65,7 +65,7 @@ type rotation struct {
 	late   []string
 	// refreshed is when the kubelets of late pods were last asked to refresh the Secrets.
 	refreshed time.Time
-	logged    map[string]bool
+	told      map[string]bool
 	nodes     nodes.ReadyNodes
 	// onNodes are the copies of the CAs on the nodes.
 	onNodes *nodes.CACopies
@@ -118,7 +118,7 @@ func (r *rotation) run(ctx context.Context) ([]string, error) {
 			return nil, err
 		case err != nil:
 			// The API server may be restarting.
-			r.once("waiting", "for", "the API server", "error", err.Error())
+			r.waitFor("the API server", err.Error())
 		case !time.Now().Before(end):
 			return missing, r.recordWaiting(ctx, missing)
 		}
@@ -227,7 +227,7 @@ func (r *rotation) take(ctx context.Context, s *snapshot, next pki.Step) (outcom
 	case pki.Done:
 		return complete, nil, r.finish(ctx, s, next.Why)
 	case pki.Wait:
-		r.once("waiting", "for", "pods to load the new Secrets", "missing", release.List(next.Waiting), "reason", next.Why)
+		r.waitFor("pods to load the new Secrets", release.List(next.Waiting), "reason", next.Why)
 		r.refreshLate(ctx)
 		return waiting, next.Waiting, nil
 	case pki.WriteTrust:
@@ -438,8 +438,8 @@ func (r *rotation) awaitNodes(
 		return nil, err
 	}
 	if len(waiting) > 0 {
-		r.once("waiting", "for", "nodes to write the current CAs", "missing", release.List(waiting),
-			"reason", "CRI-O must trust the next certificate of the proxies, and no previous CA")
+		r.waitFor("nodes to write the current CAs", release.List(waiting), "reason",
+			"CRI-O must trust the next certificate of the proxies, and no previous CA")
 	}
 	return waiting, err
 }

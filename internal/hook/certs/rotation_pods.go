@@ -159,13 +159,26 @@ func (r *rotation) refreshLate(ctx context.Context) {
 
 // once logs a line that every round would repeat only the first time.
 func (r *rotation) once(message string, args ...any) {
-	key := fmt.Sprint(append([]any{message}, args...)...)
-	if r.logged[key] {
-		return
+	if r.first(message, args...) {
+		r.Log.Info(message, args...)
 	}
-	if r.logged == nil {
-		r.logged = map[string]bool{}
+}
+
+// waitFor reports what a round waits for, the first time.
+func (r *rotation) waitFor(what, missing string, more ...any) {
+	if r.first(what, append(more, missing)...) {
+		r.Progress.Waiting(what, missing, more...)
 	}
-	r.logged[key] = true
-	r.Log.Info(message, args...)
+}
+
+func (r *rotation) first(what string, args ...any) bool {
+	key := fmt.Sprint(append([]any{what}, args...)...)
+	if r.told[key] {
+		return false
+	}
+	if r.told == nil {
+		r.told = map[string]bool{}
+	}
+	r.told[key] = true
+	return true
 }

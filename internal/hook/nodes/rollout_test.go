@@ -243,9 +243,10 @@ func TestARolloutReachesTheNodesThatAreWell(t *testing.T) {
 					c.change(w)
 				}
 				w.fewest = c.nodes
+				quiet := slog.New(slog.DiscardHandler)
 				o := &Observer{Release: &release.Release{Settings: settings.Settings{Namespace: "zarf", Name: "zarf-registry",
 					Mode: state.ModeProxy, Finish: settings.Finish{MaxFailedNodes: c.allowed}},
-					Log: slog.New(slog.DiscardHandler), Now: time.Now},
+					Log: quiet, Progress: release.Logged{Log: quiet}, Now: time.Now},
 					Cluster: Cluster{Nodes: fakeNodes{w}, Pods: fakePods{w}, Events: fakeEvents{}, DaemonSets: fakeSets{w}}}
 				ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 				defer cancel()

@@ -53,7 +53,7 @@ func (o *Observer) Wait(ctx context.Context, what string, check func() (missing 
 			return nil
 		}
 		if missing != reported && missing != "" {
-			o.Log.Info("waiting", "for", what, "missing", missing)
+			o.Progress.Waiting(what, missing)
 			reported = missing
 		}
 		if sleepErr := release.Sleep(ctx, rest); sleepErr != nil {

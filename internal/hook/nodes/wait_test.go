@@ -17,7 +17,7 @@ import (
 // An API server that starts denies everything for a moment.
 func TestAWaitEndsWhenPermissionsStayMissing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		o := &Observer{Release: &release.Release{Log: slog.New(slog.DiscardHandler), Now: time.Now}}
+		o := &Observer{Release: &release.Release{Progress: release.Logged{Log: slog.New(slog.DiscardHandler)}, Now: time.Now}}
 		begin := time.Now()
 		err := o.Wait(t.Context(), "pods", func() (string, error) {
 			return "", apierrors.NewForbidden(schema.GroupResource{Resource: "pods"}, "",
@@ -43,7 +43,8 @@ func TestAWaitEndsWithErrorsThatStay(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				o := &Observer{Release: &release.Release{Log: slog.New(slog.DiscardHandler), Now: time.Now}}
+				progress := release.Logged{Log: slog.New(slog.DiscardHandler)}
+				o := &Observer{Release: &release.Release{Progress: progress, Now: time.Now}}
 				tries := 0
 				err := o.Wait(t.Context(), "pods", func() (string, error) {
 					if tries++; tries > 3 {

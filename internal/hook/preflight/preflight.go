@@ -207,7 +207,7 @@ func (i *Inspection) Check(ctx context.Context) (string, error) {
 			blockers = append(blockers, "\n  "+f.String())
 			continue
 		}
-		i.Log.Warn("preflight", "check", f.Check, "object", f.Object, "cause", f.Cause, "remedy", f.Remedy)
+		i.Progress.Warn(f.Check, f.Object, f.Cause, f.Remedy)
 	}
 	if len(blockers) > 0 {
 		return "", exitcode.Refuse("nothing was changed, because of:%s", strings.Join(blockers, ""))

@@ -63,10 +63,11 @@ func newVerifier(c *fakeCluster, names ...string) (*Verifier, *bytes.Buffer) {
 	c.pods = map[string]corev1.Pod{"killed": {ObjectMeta: metav1.ObjectMeta{Name: "killed"}}}
 	c.kubelet, c.nodes = kubelet, names
 	log := &bytes.Buffer{}
+	logger := slog.New(slog.NewTextHandler(log, nil))
 	return &Verifier{Pods: c, Images: images{}, Observer: &nodes.Observer{
 		Release: &release.Release{Settings: settings.Settings{Name: "r", Namespace: "zarf", Release: "r",
 			Mode: state.ModeNodePort, Address: "127.0.0.1:31999", Architectures: []string{"amd64"}},
-			Log: slog.New(slog.NewTextHandler(log, nil)), Now: time.Now},
+			Log: logger, Progress: release.Logged{Log: logger}, Now: time.Now},
 		Cluster: nodes.Cluster{Nodes: &fakeNodes{fakeCluster: c, names: names}, Events: fakeEvents{c}},
 	}}, log
 }

@@ -1,4 +1,4 @@
-// Package steps runs ordered steps and logs what each one did, why, and how long it took. It knows
+// Package steps runs ordered steps and reports what each one did, why, and how long it took. It knows
 // nothing about the content of the steps, and does not roll back.
 package steps
 
@@ -6,10 +6,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"slices"
 	"time"
 
+	"github.com/zarf-dev/zarf-registry/internal/release"
 	"github.com/zarf-dev/zarf-registry/internal/release/state"
 )
 
@@ -35,12 +35,13 @@ func OnlyIf(on bool, work Work) Work {
 	return work
 }
 
-// Runner runs the steps of a phase in a mode. Log and Now must be set.
+// Runner runs the steps of a phase in a mode. Progress and Now must be set.
 type Runner struct {
 	Phase string
 	Mode  state.Mode
-	Log   *slog.Logger
 	Now   func() time.Time
+	// Progress observes the ends of the steps.
+	Progress release.Progress
 	// Timeout bounds all steps together; 0 means no limit.
 	Timeout time.Duration
 }
@@ -58,22 +59,25 @@ func (r Runner) Run(ctx context.Context, steps []Step) error {
 		return s.Run == nil || s.In != nil && !slices.Contains(s.In, r.Mode)
 	})
 	for i, s := range steps {
-		log := r.Log.With("phase", r.Phase, "step", fmt.Sprintf("%d/%d %s", i+1, len(steps), s.Name))
 		stepBegin := r.Now()
 		did, err := s.Run(ctx)
 		if err != nil {
 			if cause := context.Cause(ctx); cause != nil && errors.Is(err, context.DeadlineExceeded) {
 				err = fmt.Errorf("%w (%w)", err, cause)
 			}
-			log.Error("step failed", "reason", s.Why, "duration", r.since(stepBegin), "error", err.Error())
+		}
+		r.Progress.Ended(release.Ended{
+			Phase: r.Phase, Step: fmt.Sprintf("%d/%d %s", i+1, len(steps), s.Name), Did: did, Why: s.Why,
+			Duration: r.since(stepBegin), Err: err,
+		})
+		if err != nil {
 			return fmt.Errorf("%s: %s: %w", r.Phase, s.Name, err)
 		}
-		log.Info("step done", "result", did, "reason", s.Why, "duration", r.since(stepBegin))
 	}
-	r.Log.Info("phase done", "phase", r.Phase, "duration", r.since(begin))
+	r.Progress.Ended(release.Ended{Phase: r.Phase, Duration: r.since(begin)})
 	return nil
 }
 
-func (r Runner) since(begin time.Time) string {
-	return r.Now().Sub(begin).Round(time.Millisecond).String()
+func (r Runner) since(begin time.Time) time.Duration {
+	return r.Now().Sub(begin).Round(time.Millisecond)
 }

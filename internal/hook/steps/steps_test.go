@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/zarf-dev/zarf-registry/internal/exitcode"
+	"github.com/zarf-dev/zarf-registry/internal/release"
 )
 
 // Another run continues where the time was over, unless the cause says that it cannot.
@@ -30,7 +31,7 @@ func TestTimeouts(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				ctx, cancel := context.WithTimeoutCause(t.Context(), c.given, exitcode.Refuse("no attempt is left"))
 				defer cancel()
-				err := Runner{Phase: "finish", Log: slog.New(slog.DiscardHandler), Now: time.Now, Timeout: c.own}.Run(ctx,
+				err := Runner{Phase: "finish", Progress: release.Logged{Log: slog.New(slog.DiscardHandler)}, Now: time.Now, Timeout: c.own}.Run(ctx,
 					[]Step{{Name: "wait", Run: wait}})
 				if !errors.Is(err, context.DeadlineExceeded) || exitcode.IsRefusal(err) != c.refused ||
 					!strings.Contains(err.Error(), c.want) {
