@@ -1,4 +1,5 @@
-// Package listen helps programs to listen where a predecessor still does. It does not choose addresses.
+// Package listen helps programs to listen where a predecessor still does, and sets options of sockets. It does not choose
+// addresses.
 package listen
 
 import (
@@ -48,4 +49,10 @@ func SetOption(c syscall.RawConn, level, option, value int) error {
 		return e
 	}
 	return err
+}
+
+// Polls reports whether a socket has one of the events now, or has failed.
+func Polls(fd uintptr, events int16) bool {
+	n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: events}}, 0)
+	return n > 0 || err != nil
 }

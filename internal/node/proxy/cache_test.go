@@ -233,33 +233,32 @@ func TestPace(t *testing.T) {
 	const enough = 10 * slowBody
 	var p pace
 	for range 9 {
-		if ends, err := p.add(slowBody, turn/10, turn); ends || err != nil {
-			t.Fatal(ends, err)
+		if err := p.add(slowBody, turn/10, turn); err != nil {
+			t.Fatal(err)
 		}
 	}
 	for _, tt := range []struct {
 		about  string
 		failed bool
 		bytes  int
-		ends   bool
 		err    error
 	}{
-		{"exactly fast enough, with the bytes so far", false, slowBody, true, nil},
-		{"too slow", false, enough - 1, false, errSlow},
-		{"no cache has failed", false, 9 * enough, true, nil},
-		{"one has failed, and this one is half as fast as the best", true, 9 * enough / 2, false, nil},
-		{"one has failed, and this one is less than half as fast", true, 9*enough/2 - 1, true, nil},
-		{"one has failed, and this one is the best", true, 20 * enough, false, nil},
-		{"that one has become slower", true, 9 * enough, true, nil},
-		{"too slow again", true, 0, false, errSlow},
+		{"exactly fast enough, with the bytes so far", false, slowBody, errTurn},
+		{"too slow", false, enough - 1, errSlow},
+		{"no cache has failed", false, 9 * enough, errTurn},
+		{"one has failed, and this one is half as fast as the best", true, 9 * enough / 2, nil},
+		{"one has failed, and this one is less than half as fast", true, 9*enough/2 - 1, errTurn},
+		{"one has failed, and this one is the best", true, 20 * enough, nil},
+		{"that one has become slower", true, 9 * enough, errTurn},
+		{"too slow again", true, 0, errSlow},
 	} {
 		p.failed = tt.failed
-		if ends, err := p.add(tt.bytes, turn, turn); ends != tt.ends || !errors.Is(err, tt.err) {
-			t.Errorf("%s: %v, %v", tt.about, ends, err)
+		if err := p.add(tt.bytes, turn, turn); !errors.Is(err, tt.err) {
+			t.Errorf("%s: %v", tt.about, err)
 		}
 	}
 	p = pace{failed: true}
-	if ends, err := p.add(enough, turn, turn); !ends || err != nil {
-		t.Errorf("one has failed, and none has been fast: %v, %v", ends, err)
+	if err := p.add(enough, turn, turn); !errors.Is(err, errTurn) {
+		t.Errorf("one has failed, and none has been fast: %v", err)
 	}
 }

@@ -4,14 +4,13 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"net/http"
-	"os"
 	"strconv"
 	"time"
 
 	"github.com/zarf-dev/zarf-registry/internal/net/hopbyhop"
+	"github.com/zarf-dev/zarf-registry/internal/net/protocolmux"
 )
 
 const (
@@ -56,7 +55,7 @@ func (p *Proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		p.log.Warn("cannot complete the response, breaking the client's connection",
 			"path", r.URL.Path, "bytes", n, "error", err)
 	}
-	c, ok := r.Context().Value(clientKey{}).(*clientConn)
+	c, ok := r.Context().Value(clientKey{}).(*protocolmux.Conn)
 	if ok && w.Header().Get("Content-Length") == "" && !r.ProtoAtLeast(1, 1) {
 		c.Reset()
 	}
@@ -157,119 +156,4 @@ func (p *Proxy) refuse(w http.ResponseWriter, status int, code, message string) 
 	w.WriteHeader(status)
 	_, _ = w.Write(body)
 	return status
-}
-
-// errPaused: see slots.
-var errPaused = errors.New("another request took its connection while the client did not read")
-
-// stream copies the body to the client. It resumes the body when it breaks off, when another request took
-// its connection, and when it is another cache's turn.
-func (p *Proxy) stream(w http.ResponseWriter, request *request, resp *response) (sent int64, err error) {
-	ctx := request.Context()
-	client, _ := ctx.Value(clientKey{}).(*clientConn)
-	whole := newInterruptedBody(resp.Response)
-	var speed pace
-	var skip int64 // bytes the client already has of a body that restarted from its beginning
-	var fast int64 // bytes the client has taken without delay
-	for {
-		buffer := p.buffers.get(resp.ContentLength, fast >= fastAfter)
-		began := time.Now()
-		n, cause := resp.fill(*buffer)
-		switchCache := false
-		if cause == nil && resp.upstream == p.cache && whole.unresumable == nil {
-			switchCache, cause = speed.add(n, time.Since(began), resp.upstream.limits.cacheTurn)
-		}
-		part := (*buffer)[:n]
-		if skip > 0 {
-			k := min(skip, int64(n))
-			part, skip = part[k:], skip-k
-		}
-		complete := errors.Is(cause, io.EOF)
-		switch {
-		case cause == nil:
-			p.slots.lend(resp)
-		case complete:
-			resp.release() // the client may take long to read the end
-		default:
-			resp.discard()
-		}
-		began = time.Now()
-		// If the registry pauses, flush what it has sent so far out of net/http's buffer.
-		written, err := send(w, part, cause == nil && n < len(*buffer))
-		p.buffers.put(buffer)
-		sent, fast = sent+int64(written), fast+int64(written)
-		if err == nil && cause == nil {
-			err = client.await(ctx)
-		}
-		if time.Since(began) > minLent {
-			fast = 0
-		}
-		paused := cause == nil && !p.slots.reclaim(resp)
-		switch {
-		case err != nil:
-			if cause == nil && !paused {
-				resp.discard()
-			}
-			if errors.Is(err, os.ErrDeadlineExceeded) {
-				client.Reset() // it would take as long to deliver what is queued
-			}
-			return sent, err
-		case complete:
-			return sent, nil
-		case paused:
-			cause = errPaused
-		case switchCache:
-			if resp, skip, cause = p.takeTurn(request, whole, sent, resp, skip); cause == nil {
-				continue
-			}
-		case cause == nil:
-			continue
-		case resp.upstream == p.cache:
-			whole.brokeAtCache()
-			speed = pace{best: speed.best, failed: true}
-		}
-		if resp, skip, err = p.resume(request, whole, sent, cause); err != nil {
-			return sent, err
-		}
-	}
-}
-
-// errSlow: a cache that is too slow may be overloaded, or its disk may be failing.
-var errSlow = errors.New("the cache is too slow")
-
-// pace measures how fast caches deliver a body, and when it is another one's turn. If bodies stayed where their
-// connections were made, at random, some caches would be done while others are busy, and the nodes there would be the
-// last.
-type pace struct {
-	bytes  int64
-	waited time.Duration
-
-	best   int64 // bytes of the best turn so far
-	failed bool  // a cache has: the next one may be as bad
-}
-
-// add adds n bytes for which the proxy has waited. Each turn ends with true if another cache may be better, or with
-// errSlow.
-func (p *pace) add(n int, waited, turn time.Duration) (bool, error) {
-	p.bytes, p.waited = p.bytes+int64(n), p.waited+waited
-	if p.waited < turn {
-		return false, nil
-	}
-	bytes, best := p.bytes, p.best
-	p.bytes, p.waited = 0, 0
-	if float64(bytes) < slowBody*turn.Seconds() {
-		return false, errSlow
-	}
-	p.best = max(best, bytes)
-	return !p.failed || best == 0 || bytes < best/2, nil
-}
-
-func send(w http.ResponseWriter, part []byte, flush bool) (written int, err error) {
-	if len(part) > 0 {
-		written, err = w.Write(part)
-	}
-	if err == nil && flush {
-		err = http.NewResponseController(w).Flush()
-	}
-	return written, err
 }

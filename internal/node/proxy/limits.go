@@ -95,9 +95,6 @@ const (
 	smallBufferSize = 8 << 10
 	// fillTimeout is how long the first bytes of a body wait for more to fill the buffer.
 	fillTimeout = 20 * time.Millisecond
-	// lingerTimeout is how long the rest of a refused ClientHello is read. Closing with unread data
-	// would reset the connection, and the client might never see the response.
-	lingerTimeout = 500 * time.Millisecond
 
 	// idleLifetime is how long an unused connection to the registry is kept. It spans the pauses
 	// within a pull. A longer lifetime would occasionally save a handshake of a few milliseconds, but

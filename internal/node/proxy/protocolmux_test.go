@@ -103,7 +103,7 @@ func TestPlainRequestWithTheFirstByteOfTLS(t *testing.T) {
 	fmt.Fprint(c, "GET /v2/ HTTP/1.1\r\nHost: localhost\r\nX: ")
 	eventually(t, "it is connected", func() bool { return f.metric("connections") == 1 })
 	time.Sleep(50 * time.Millisecond) // so that the next bytes are a read of their own
-	fmt.Fprintf(c, "%c\r\n\r\n", recordHandshake)
+	fmt.Fprint(c, "\x16\r\n\r\n")
 	response, err := http.ReadResponse(bufio.NewReader(c), nil)
 	if err != nil {
 		t.Fatal(err)

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/zarf-dev/zarf-registry/internal/net/hopbyhop"
+	"github.com/zarf-dev/zarf-registry/internal/net/protocolmux"
 )
 
 const (
@@ -27,7 +28,7 @@ type request struct {
 
 func newRequest(r *http.Request) *request {
 	scheme := "http"
-	if c, ok := r.Context().Value(clientKey{}).(*clientConn); ok && c.tls.Load() != nil {
+	if c, ok := r.Context().Value(clientKey{}).(*protocolmux.Conn); ok && c.IsTLS() {
 		scheme = "https"
 	}
 	return &request{Request: r, scheme: scheme}

@@ -21,6 +21,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/zarf-dev/zarf-registry/internal/logging"
+	"github.com/zarf-dev/zarf-registry/internal/net/listen"
 	"github.com/zarf-dev/zarf-registry/internal/net/serviceaddress"
 	"github.com/zarf-dev/zarf-registry/internal/net/tlsfiles"
 )
@@ -144,7 +145,7 @@ func readable(c net.Conn) bool {
 		return true
 	}
 	ready := false
-	err = raw.Control(func(fd uintptr) { ready = polls(fd, unix.POLLIN) })
+	err = raw.Control(func(fd uintptr) { ready = listen.Polls(fd, unix.POLLIN) })
 	return ready || err != nil
 }
 

@@ -1,4 +1,6 @@
-package proxy
+// Package protocolmux serves TLS and plain HTTP on the connections of one port, and bounds how long clients may take
+// to read. It does not terminate HTTP.
+package protocolmux
 
 import (
 	"context"
@@ -12,10 +14,8 @@ import (
 
 	"github.com/zarf-dev/zarf-registry/internal/net/connlimit"
 	"github.com/zarf-dev/zarf-registry/internal/net/drain"
+	"github.com/zarf-dev/zarf-registry/internal/net/listen"
 )
-
-// clientCertificates is NoClientCert because container runtimes have no certificate to present.
-const clientCertificates = tls.NoClientCert
 
 // recordHandshake is the first byte of every TLS connection: the record type of a ClientHello (RFC
 // 8446, section 5.1). No HTTP method starts with it.
@@ -29,39 +29,56 @@ const plainRefusal = "HTTP/1.1 400 Bad Request\r\n" +
 	"Connection: close\r\n\r\n" +
 	"This port serves plain HTTP only, not TLS\n"
 
-// protocolMux distinguishes TLS from plain HTTP on the connections of one port.
-type protocolMux struct {
-	proxy *Proxy
-	tls   *tls.Config // nil: TLS is refused
+const (
+	// lingerTimeout is how long the rest of a refused ClientHello is read. Closing with unread data
+	// would reset the connection, and the client might never see the response.
+	lingerTimeout = 500 * time.Millisecond
+	// lingerBytes bounds it. A ClientHello has less than 2 KiB.
+	lingerBytes = 32 << 10
+)
+
+// Mux distinguishes TLS from plain HTTP.
+type Mux struct {
+	// TLS is the configuration of TLS. Nil: it is refused.
+	TLS *tls.Config
+	// Refused is called for each refusal.
+	Refused func()
+	// WriteTimeout is how long a client may take to read what one write sends.
+	WriteTimeout time.Duration
 }
 
-func (f *protocolMux) listener(l net.Listener) net.Listener { return &muxListener{l, f} }
+// Listener returns a listener whose connections are *Conn.
+func (m *Mux) Listener(l net.Listener) net.Listener { return &listener{l, m} }
 
-type muxListener struct {
+type listener struct {
 	net.Listener
-	front *protocolMux
+	mux *Mux
 }
 
 // Accept does not inspect the connection. Its first Read does, in the goroutine that serves the
 // connection and under the deadline of its first request, so a silent client does not block others.
-func (l *muxListener) Accept() (net.Conn, error) {
+func (l *listener) Accept() (net.Conn, error) {
 	c, err := l.Listener.Accept()
 	if err != nil {
 		return nil, err
 	}
-	return &clientConn{Conn: c, front: l.front}, nil
+	return &Conn{Conn: c, mux: l.mux}, nil
 }
 
-// clientConn is a client's connection, TLS or plain. Each write has its own deadline: a client that
+// Conn is a client's connection, TLS or plain. Each write has its own deadline: a client that
 // stops reading is cut off, while a slow one may take as long as it needs.
-type clientConn struct {
+type Conn struct {
 	net.Conn // the TCP connection
-	front    *protocolMux
+	mux      *Mux
 	sniffed  bool                     // used by Read only
 	tls      atomic.Pointer[tls.Conn] // Close may run in another goroutine than Read
 }
 
-func (c *clientConn) Read(p []byte) (int, error) {
+// IsTLS reports whether the client has begun with TLS. It is known when there is a request.
+func (c *Conn) IsTLS() bool { return c.tls.Load() != nil }
+
+// Read implements net.Conn.
+func (c *Conn) Read(p []byte) (int, error) {
 	if t := c.tls.Load(); t != nil {
 		return t.Read(p)
 	}
@@ -73,19 +90,19 @@ func (c *clientConn) Read(p []byte) (int, error) {
 	if p[0] != recordHandshake {
 		return n, err
 	}
-	if c.front.tls == nil {
-		c.front.proxy.metrics.tlsRefused.Inc()
+	if c.mux.TLS == nil {
+		c.mux.Refused()
 		c.refuse()
 		return 0, io.EOF
 	}
 	first := append([]byte(nil), p[:n]...)
-	t := tls.Server(&replayConn{Conn: c.Conn, first: first}, c.front.tls)
+	t := tls.Server(&replayConn{Conn: c.Conn, first: first}, c.mux.TLS)
 	c.tls.Store(t)
 	return t.Read(p)
 }
 
 // refuse responds to a ClientHello in plain HTTP.
-func (c *clientConn) refuse() {
+func (c *Conn) refuse() {
 	_ = c.SetDeadline(time.Now().Add(lingerTimeout))
 	if _, err := io.WriteString(c.Conn, plainRefusal); err != nil {
 		return
@@ -93,11 +110,12 @@ func (c *clientConn) refuse() {
 	if tcp, ok := c.Conn.(*drain.Conn); ok {
 		_ = tcp.CloseWrite()
 	}
-	_, _ = io.Copy(io.Discard, io.LimitReader(c.Conn, maxHeaderBytes))
+	_, _ = io.Copy(io.Discard, io.LimitReader(c.Conn, lingerBytes))
 }
 
-func (c *clientConn) Write(p []byte) (int, error) {
-	if err := c.SetWriteDeadline(time.Now().Add(c.front.proxy.limits.write)); err != nil {
+// Write implements net.Conn.
+func (c *Conn) Write(p []byte) (int, error) {
+	if err := c.SetWriteDeadline(time.Now().Add(c.mux.WriteTimeout)); err != nil {
 		return 0, err
 	}
 	if t := c.tls.Load(); t != nil {
@@ -106,18 +124,19 @@ func (c *clientConn) Write(p []byte) (int, error) {
 	return c.Conn.Write(p)
 }
 
-func (c *clientConn) Close() error {
+// Close implements net.Conn.
+func (c *Conn) Close() error {
 	if t := c.tls.Load(); t != nil {
 		return t.Close()
 	}
 	return c.Conn.Close()
 }
 
-// await waits until the client has read nearly all that was written, at most for limits.write. Unlike
-// a Write that waits, it needs no buffer.
-func (c *clientConn) await(ctx context.Context) error {
+// Await waits until the client has read nearly all that was written, at most for WriteTimeout. Unlike
+// a Write that waits, it needs no buffer. It returns at once if c is nil.
+func (c *Conn) Await(ctx context.Context) error {
 	if c == nil {
-		return nil // not served by Run
+		return nil
 	}
 	tcp, is := c.Conn.(*drain.Conn)
 	if !is {
@@ -135,7 +154,7 @@ func (c *clientConn) await(ctx context.Context) error {
 		limited.Idle()
 		defer limited.Busy()
 	}
-	if err := c.SetWriteDeadline(time.Now().Add(c.front.proxy.limits.write)); err != nil {
+	if err := c.SetWriteDeadline(time.Now().Add(c.mux.WriteTimeout)); err != nil {
 		return err
 	}
 	stop := context.AfterFunc(ctx, func() { _ = c.SetWriteDeadline(time.Unix(1, 0)) })
@@ -144,18 +163,12 @@ func (c *clientConn) await(ctx context.Context) error {
 }
 
 // writable reports whether a socket has little left to send (TCP_NOTSENT_LOWAT), or has failed.
-func writable(fd uintptr) bool { return polls(fd, unix.POLLOUT) }
-
-// polls reports whether a socket has one of the events, or has failed.
-func polls(fd uintptr, events int16) bool {
-	n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: events}}, 0)
-	return n > 0 || err != nil
-}
+func writable(fd uintptr) bool { return listen.Polls(fd, unix.POLLOUT) }
 
 // Reset sends a RST and drops what the client has not received. So no client mistakes the end of the
 // connection for the end of a response without a length, and one that does not read leaves nothing
 // behind.
-func (c *clientConn) Reset() {
+func (c *Conn) Reset() {
 	if c == nil {
 		return
 	}
