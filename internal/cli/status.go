@@ -16,6 +16,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/exitcode"
 	"github.com/zarf-dev/zarf-registry/internal/release"
 	"github.com/zarf-dev/zarf-registry/internal/status"
+	"github.com/zarf-dev/zarf-registry/internal/status/show"
 )
 
 // statusFlags are the flags of status.
@@ -36,7 +37,7 @@ what to do about each problem. It changes nothing. Objects that this identity ma
 are reported and skipped. With --wait, it reports once nothing needs attention, or after
 --timeout.
 
-Columns:` + status.ColumnHelp(status.NodeColumns) + status.ColumnHelp(status.NodeConfigColumns) + `
+Columns:` + show.ColumnHelp(show.NodeColumns) + show.ColumnHelp(show.NodeConfigColumns) + `
 
 Exit codes: 0 if nothing needs attention, 1 on failure, 3 if the command line is invalid, 4 if
 something needs attention.`,
@@ -117,13 +118,13 @@ func printStatus(w io.Writer, r *status.Report) error {
 	}
 	fmt.Fprintf(w, "zarf-registry in namespace %s: %s\n\n", r.Namespace, verdict)
 	facts := render.NewTable(w)
-	for _, fact := range r.Facts() {
+	for _, fact := range show.Facts(r) {
 		facts.Row(fact.Label, fact.Text)
 	}
 	if err := facts.Flush(); err != nil {
 		return err
 	}
-	for _, t := range []status.Table{r.NodeTable(), r.NodeConfigTable()} {
+	for _, t := range []show.Table{show.Nodes(r), show.NodeConfig(r)} {
 		if len(t.Rows) == 0 {
 			continue
 		}

@@ -30,6 +30,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/release/plan"
 	"github.com/zarf-dev/zarf-registry/internal/release/state"
 	"github.com/zarf-dev/zarf-registry/internal/status"
+	"github.com/zarf-dev/zarf-registry/internal/status/show"
 	"github.com/zarf-dev/zarf-registry/test/golden"
 )
 
@@ -417,7 +418,7 @@ func told(t *testing.T, mode state.Mode, r *status.Report) string {
 	t.Helper()
 	lines := func(r *status.Report) (lines []string) {
 		label := ""
-		for _, fact := range r.Facts() {
+		for _, fact := range show.Facts(r) {
 			label = cmp.Or(fact.Label, label)
 			lines = append(lines, label+": "+fact.Text)
 		}

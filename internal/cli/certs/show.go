@@ -17,6 +17,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/pki"
 	"github.com/zarf-dev/zarf-registry/internal/release/state"
 	"github.com/zarf-dev/zarf-registry/internal/status"
+	"github.com/zarf-dev/zarf-registry/internal/status/show"
 )
 
 func newShow(f *hook.Flags) *cobra.Command {
@@ -181,7 +182,7 @@ func podCells(p status.PodCertificates) []string {
 	if p.Loaded != nil {
 		c := p.Loaded.Certificates
 		copy(cells[2:], []string{
-			pki.Short(c.Leaf.SHA256), status.YesNo(p.Current), status.YesNo(p.TrustCurrent),
+			pki.Short(c.Leaf.SHA256), show.YesNo(p.Current), show.YesNo(p.TrustCurrent),
 			fmt.Sprint(c.Generation), c.LoadedAt.UTC().Format(time.RFC3339), fmt.Sprint(c.ReloadErrors),
 		})
 	}

@@ -26,6 +26,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/api/space"
 	"github.com/zarf-dev/zarf-registry/internal/oci"
 	"github.com/zarf-dev/zarf-registry/internal/status"
+	"github.com/zarf-dev/zarf-registry/internal/status/show"
 )
 
 //go:embed assets
@@ -68,7 +69,8 @@ func New(source Source, host, token string) *Server {
 	s := &Server{source: source, host: host, token: token, mux: http.NewServeMux()}
 	s.templates = template.Must(template.New("").Funcs(template.FuncMap{
 		"bytes": space.FormatBytes, "short": shortDigest, "time": formatTime,
-		"join": func(list []string) string { return strings.Join(list, ", ") },
+		"nodes": show.Nodes,
+		"join":  func(list []string) string { return strings.Join(list, ", ") },
 	}).ParseFS(assets, "assets/*.html"))
 	base := "/" + token
 	s.mux.HandleFunc("GET "+base+"/{$}", s.page("images.html", s.images))

@@ -1,4 +1,6 @@
-package status
+// Package show puts the report of package status into words for people: lines about the release, and tables of nodes.
+// It does not know whether they are printed or shown on a web page.
+package show
 
 import (
 	"cmp"
@@ -10,14 +12,15 @@ import (
 
 	"github.com/zarf-dev/zarf-registry/internal/api/space"
 	"github.com/zarf-dev/zarf-registry/internal/release/state"
+	"github.com/zarf-dev/zarf-registry/internal/status"
 )
 
 // Fact is a line about the release. Its label is empty where it continues the line above.
 type Fact struct{ Label, Text string }
 
 // Facts returns what the report says about the release as a whole, in the order of the status command.
-func (r *Report) Facts() []Fact {
-	return slices.Concat(r.modeFacts(), r.componentFacts(), r.certificateFacts())
+func Facts(r *status.Report) []Fact {
+	return slices.Concat(modeFacts(r), componentFacts(r), certificateFacts(r))
 }
 
 // under returns the facts below one label.
@@ -30,7 +33,7 @@ func under(label string, lines ...string) (facts []Fact) {
 }
 
 // modeFacts are what the state records, and the release.
-func (r *Report) modeFacts() []Fact {
+func modeFacts(r *status.Report) []Fact {
 	facts := under("mode", "unknown")
 	if s := r.State; s != nil {
 		phase, network := "verified", ""
@@ -62,20 +65,20 @@ func (r *Report) modeFacts() []Fact {
 }
 
 // componentFacts are the pods of the release and what they use.
-func (r *Report) componentFacts() (facts []Fact) {
+func componentFacts(r *status.Report) (facts []Fact) {
 	if g := r.Registry; g != nil {
-		facts = under("registry", g.lines()...)
+		facts = under("registry", registryLines(g)...)
 	}
 	if c := r.Caches; c != nil {
 		lines := []string{readyOf(c.Ready, c.Desired, c.Message)}
 		for _, p := range c.Pods {
-			lines = append(lines, p.line())
+			lines = append(lines, cacheLine(p))
 		}
 		facts = append(facts, under("caches", lines...)...)
 	}
-	facts = append(facts, Fact{"healer", r.Healer.line()})
+	facts = append(facts, Fact{"healer", healerLine(r.Healer)})
 	if r.Rewriting != nil {
-		facts = append(facts, Fact{"rewriting", r.Rewriting.line()})
+		facts = append(facts, Fact{"rewriting", rewritingLine(r.Rewriting)})
 	}
 	var payloads []string
 	for _, p := range r.Payloads {
@@ -89,13 +92,13 @@ func (r *Report) componentFacts() (facts []Fact) {
 }
 
 // certificateFacts are how long the certificates are valid.
-func (r *Report) certificateFacts() []Fact {
+func certificateFacts(r *status.Report) []Fact {
 	if len(r.Certificates) == 0 {
 		return nil
 	}
-	lines := []string{r.State.pkiLine()}
+	lines := []string{pkiLine(r.State)}
 	for _, c := range r.Certificates {
-		line := Remaining(c.Left) + " left"
+		line := status.Remaining(c.Left) + " left"
 		if !c.Valid {
 			line = "not usable: " + c.Message
 		}
@@ -105,7 +108,7 @@ func (r *Report) certificateFacts() []Fact {
 }
 
 // pkiLine describes the source of certificates and the progress of a CA rotation.
-func (s *State) pkiLine() string {
+func pkiLine(s *status.State) string {
 	switch {
 	case s == nil || s.PKI == nil:
 		return "unknown"
@@ -116,8 +119,8 @@ func (s *State) pkiLine() string {
 		s.Rotation.Phase)
 }
 
-func (r *Registry) lines() []string {
-	lines := []string{r.readyLine()}
+func registryLines(r *status.Registry) []string {
+	lines := []string{readyLine(r)}
 	if c := r.Claim; c != nil {
 		line := "claim " + c.Name + ": " + cmp.Or(c.Phase, "missing")
 		if c.Volume != "" {
@@ -141,7 +144,7 @@ func (r *Registry) lines() []string {
 	return lines
 }
 
-func (r *Registry) readyLine() string {
+func readyLine(r *status.Registry) string {
 	ready := r.ReadyPods()
 	if !r.Ready && ready == 0 {
 		return "not ready: " + r.Message
@@ -174,7 +177,7 @@ func readyOf(ready, wanted int, why string) string {
 	return line
 }
 
-func (c Cache) line() string {
+func cacheLine(c status.Cache) string {
 	line := c.Name
 	if c.Node != "" {
 		line += " on node " + c.Node
@@ -194,7 +197,7 @@ func (c Cache) line() string {
 	return line
 }
 
-func (h *Healer) line() string {
+func healerLine(h *status.Healer) string {
 	if h == nil {
 		return "off"
 	}
@@ -205,7 +208,7 @@ func (h *Healer) line() string {
 	return line
 }
 
-func (r *Rewriting) line() string {
+func rewritingLine(r *status.Rewriting) string {
 	switch {
 	case r.Effective == nil:
 		return fmt.Sprintf("%s, not tried: %s", r.Policy, r.Message)

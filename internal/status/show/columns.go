@@ -1,10 +1,12 @@
-package status
+package show
 
 import (
 	"fmt"
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/zarf-dev/zarf-registry/internal/status"
 )
 
 // A Column of a table shows one thing about each row. The zarf-registry status command and its web page render all
@@ -16,23 +18,23 @@ type Column[Row any] struct {
 	Cell func(Row) string
 }
 
-// NodeColumns are the columns of Report.Nodes.
-var NodeColumns = []Column[Node]{
-	{Name: "Node", Cell: func(n Node) string { return n.Name }},
-	{Name: "Ready", Cell: func(n Node) string { return YesNo(n.Ready) }},
-	{"Via", "the path that a node uses", func(n Node) string { return n.Via }},
-	{"Endpoint", "whether that path exists", func(n Node) string { return YesNo(n.Endpoint) }},
-	{"Verified", "whether the node pulled in the last verification", func(n Node) string { return YesNo(n.Verified) }},
-	{Name: "Message", Cell: func(n Node) string { return n.Message }},
+// NodeColumns are the columns of the nodes.
+var NodeColumns = []Column[status.Node]{
+	{Name: "Node", Cell: func(n status.Node) string { return n.Name }},
+	{Name: "Ready", Cell: func(n status.Node) string { return YesNo(n.Ready) }},
+	{"Via", "the path that a node uses", func(n status.Node) string { return n.Via }},
+	{"Endpoint", "whether that path exists", func(n status.Node) string { return YesNo(n.Endpoint) }},
+	{"Verified", "whether the node pulled in the last verification", func(n status.Node) string { return YesNo(n.Verified) }},
+	{Name: "Message", Cell: func(n status.Node) string { return n.Message }},
 }
 
-// NodeConfigColumns are the columns of Report.NodeConfig.
-var NodeConfigColumns = []Column[NodeConfig]{
-	{Name: "Node", Cell: func(n NodeConfig) string { return n.Node }},
-	{"Files", "how many configuration files the release keeps on a node", NodeConfig.files},
-	{"Written", "when the newest was written", NodeConfig.written},
-	{"Effect", "whether the container runtime uses them", func(n NodeConfig) string { return string(n.Effect) }},
-	{Name: "Message", Cell: NodeConfig.messages},
+// NodeConfigColumns are the columns of the nodes whose container runtime is configured.
+var NodeConfigColumns = []Column[status.NodeConfig]{
+	{Name: "Node", Cell: func(n status.NodeConfig) string { return n.Node }},
+	{"Files", "how many configuration files the release keeps on a node", files},
+	{"Written", "when the newest was written", written},
+	{"Effect", "whether the container runtime uses them", func(n status.NodeConfig) string { return string(n.Effect) }},
+	{Name: "Message", Cell: messages},
 }
 
 // Table is the text of a table.
@@ -56,11 +58,11 @@ func newTable[Row any](columns []Column[Row], rows []Row) Table {
 	return t
 }
 
-// NodeTable returns the table of the nodes.
-func (r *Report) NodeTable() Table { return newTable(NodeColumns, r.Nodes) }
+// Nodes returns the table of the nodes.
+func Nodes(r *status.Report) Table { return newTable(NodeColumns, r.Nodes) }
 
-// NodeConfigTable returns the table of the nodes whose container runtime is configured.
-func (r *Report) NodeConfigTable() Table { return newTable(NodeConfigColumns, r.NodeConfig) }
+// NodeConfig returns the table of the nodes whose container runtime is configured.
+func NodeConfig(r *status.Report) Table { return newTable(NodeConfigColumns, r.NodeConfig) }
 
 // ColumnHelp explains the columns of a table whose names do not, each in a line.
 func ColumnHelp[Row any](columns []Column[Row]) string {
@@ -74,7 +76,7 @@ func ColumnHelp[Row any](columns []Column[Row]) string {
 }
 
 // files counts the configuration files on a node, and those restored or removed.
-func (n NodeConfig) files() string {
+func files(n status.NodeConfig) string {
 	line := strconv.Itoa(n.Written + n.Unchanged)
 	if n.Restored > 0 {
 		line += fmt.Sprintf(", %d restored", n.Restored)
@@ -85,7 +87,7 @@ func (n NodeConfig) files() string {
 	return line
 }
 
-func (n NodeConfig) written() string {
+func written(n status.NodeConfig) string {
 	if n.WrittenAt.IsZero() {
 		return "-"
 	}
@@ -93,7 +95,7 @@ func (n NodeConfig) written() string {
 }
 
 // messages are those about a node's configuration: errors first, and one of several warnings.
-func (n NodeConfig) messages() string {
+func messages(n status.NodeConfig) string {
 	var messages []string
 	for _, message := range []string{n.Error, n.Restart, n.Message} {
 		if message != "" {
