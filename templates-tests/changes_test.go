@@ -17,15 +17,34 @@ import (
 // what the chart renders for the file alone. A new option is a new heading.
 func TestWhatValuesChange(t *testing.T) {
 	t.Parallel()
-	golden := golden.Open(t, "changes")
+	underHeadings(t, "changes", func(heading string, out *output) string {
+		file, _, _ := strings.Cut(heading, "; ")
+		return changes(t, renderedFile(t, file), out)
+	})
+}
+
+// underHeadings compares what a function shows of renderings with a golden file. Each heading is a values file, values in
+// addition, and a version of Kubernetes, separated by semicolons.
+func underHeadings(t *testing.T, name string, show func(heading string, out *output) string) {
+	t.Helper()
+	golden := golden.Open(t, name)
 	for _, heading := range golden.Names(t) {
-		file, sets, _ := strings.Cut(heading, "; ")
+		file, rest, more := strings.Cut(heading, "; ")
 		values, found := ciValues(t)[file]
 		if !found {
 			t.Errorf("%s: there is no values file %s", heading, file)
 		}
-		changed := rendering{values: with(t, values, strings.Split(sets, "; ")...)}.render(t)
-		golden.Check(t, heading, changes(t, renderedFile(t, file), changed))
+		r := rendering{values: values}
+		for more {
+			var set string
+			set, rest, more = strings.Cut(rest, "; ")
+			if version, is := strings.CutPrefix(set, "Kubernetes "); is {
+				r.version = version
+			} else {
+				r.values = with(t, r.values, set)
+			}
+		}
+		golden.Check(t, heading, show(heading, r.render(t)))
 	}
 }
 

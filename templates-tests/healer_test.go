@@ -6,11 +6,7 @@ import (
 	"testing"
 
 	admissionv1 "k8s.io/api/admissionregistration/v1"
-	corev1 "k8s.io/api/core/v1"
-	policyv1 "k8s.io/api/policy/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/labels"
 )
 
 func TestHealerByVersion(t *testing.T) {
@@ -65,25 +61,6 @@ func policyOf(t testing.TB, out *output, suffix string) *admissionv1.ValidatingA
 	}
 	t.Fatalf("no policy *%s is enforced", suffix)
 	return nil
-}
-
-// A drain of both nodes moves one healer after the other: the one that runs gives the other an image.
-func TestHealersAreDrainedOneAfterTheOther(t *testing.T) {
-	t.Parallel()
-	out := rendering{values: proxyMode(t)}.render(t)
-	healer := healers(out)[0]
-	budgets := slices.DeleteFunc(all[*policyv1.PodDisruptionBudget](out), func(b *policyv1.PodDisruptionBudget) bool {
-		selector, err := metav1.LabelSelectorAsSelector(b.Spec.Selector)
-		return err != nil || !selector.Matches(labels.Set(healer.Spec.Template.Labels))
-	})
-	if len(budgets) != 1 || budgets[0].Spec.MaxUnavailable == nil || budgets[0].Spec.MaxUnavailable.IntValue() != 1 {
-		t.Errorf("the budgets are %v", budgets)
-	}
-	spread := healer.Spec.Template.Spec.TopologySpreadConstraints
-	if len(spread) != 1 || spread[0].WhenUnsatisfiable != corev1.DoNotSchedule ||
-		!is(spread[0].NodeTaintsPolicy, corev1.NodeInclusionPolicyHonor) {
-		t.Errorf("they may run on one node, or wait for one that is down: %v", spread)
-	}
 }
 
 // The healer may delete pods only where it continues rollouts. A policy permits proxies of the release only.

@@ -210,22 +210,3 @@ func TestChangedValuesReplaceOnlyAffectedPods(t *testing.T) {
 		}
 	}
 }
-
-func TestRegistryRollsOverWithSharedStorage(t *testing.T) {
-	t.Parallel()
-	for name, want := range map[string]appsv1.DeploymentStrategyType{
-		"default":        appsv1.RecreateDeploymentStrategyType,
-		"ephemeral":      appsv1.RecreateDeploymentStrategyType,
-		"inmemory":       appsv1.RecreateDeploymentStrategyType,
-		"everything":     appsv1.RecreateDeploymentStrategyType, // ReadWriteOncePod
-		"shared-storage": appsv1.RollingUpdateDeploymentStrategyType,
-		"s3":             appsv1.RollingUpdateDeploymentStrategyType,
-		"replicas":       appsv1.RollingUpdateDeploymentStrategyType,
-	} {
-		for _, d := range deployments(renderedFile(t, name), "registry") {
-			if d.Spec.Strategy.Type != want {
-				t.Errorf("%s: %s, want %s", name, d.Spec.Strategy.Type, want)
-			}
-		}
-	}
-}
