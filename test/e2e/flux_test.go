@@ -37,8 +37,8 @@ const (
 )
 
 // TestFlux runs Flux's source-controller, whose image and whose source, the chart of the release itself, come from the
-// release's registry. helm-controller does not run: Helm plays its actions with the chart that source-controller
-// serves.
+// release's registry. helm-controller does not run: Helm upgrades with the chart that source-controller serves, as
+// TestHelm4 does with switches and rollbacks.
 func TestFlux(t *testing.T) {
 	onlyInLongRuns(t)
 	w := ownCluster(t, "e2e-flux", layout{args: []string{"--nodes", "1"}})
@@ -51,7 +51,7 @@ func TestFlux(t *testing.T) {
 		w.pushFresh(t)
 	})
 	must(t, "source-controller runs from the registry", f.start)
-	var first, second []byte
+	var first []byte
 	must(t, "source-controller serves the chart from the registry", func(t *testing.T) {
 		first = f.pushChart(t, "1.0.0")
 		f.logIn(t, password)
@@ -66,25 +66,6 @@ func TestFlux(t *testing.T) {
 		w.restartsNothing(t, func() { f.upgrade(t, nodePortMode) })
 		w.isIn(t, state.ModeNodePort, state.SourceValue)
 	})
-	w.underLoop(t, "an upgrade to proxy mode", func(t *testing.T) {
-		f.upgrade(t, proxyMode)
-		w.isIn(t, state.ModeProxy, state.SourceValue)
-	})
-	w.underLoop(t, "a rollback after a failed upgrade", func(t *testing.T) {
-		before := w.revision(t)
-		w.restartsNothing(t, func() {
-			out, err := f.tryUpgrade(t, proxyMode, "--set=auth.existingSecret=missing-secret")
-			if err == nil || !strings.Contains(out, "missing-secret") {
-				t.Errorf("helm upgrade: %v: %s", err, out)
-			}
-			w.rollback(t, before, "--wait", "--wait-for-jobs")
-		})
-		w.isIn(t, state.ModeProxy, state.SourceValue)
-	})
-	w.underLoop(t, "an upgrade back to nodeport mode", func(t *testing.T) {
-		f.upgrade(t, nodePortMode)
-		w.isIn(t, state.ModeNodePort, state.SourceValue)
-	})
 	must(t, "source-controller serves the chart while the registry is away, and then reads again", func(t *testing.T) {
 		node := w.moveRegistry(t) // to nowhere: there is only one node
 		f.reportsRegistryAway(t)
@@ -94,24 +75,11 @@ func TestFlux(t *testing.T) {
 		f.serves(t, "1.0.0", first)
 	})
 	must(t, "source-controller finds a new version of the chart, and the release is upgraded", func(t *testing.T) {
-		second = f.pushChart(t, "1.1.0")
+		second := f.pushChart(t, "1.1.0")
 		f.request(t)
 		f.serves(t, "1.1.0", second)
 		w.restartsNothing(t, func() { f.upgrade(t, nodePortMode) })
 		w.isIn(t, state.ModeNodePort, state.SourceValue)
-	})
-	must(t, "the release is uninstalled", func(t *testing.T) {
-		w.uninstall(t)
-		f.reportsRegistryAway(t)
-		f.holds(t, "1.1.0", second)
-	})
-	must(t, "the release is installed with the chart that source-controller still holds", func(t *testing.T) {
-		f.upgrade(t, proxyMode)
-		w.isIn(t, state.ModeProxy, state.SourceValue)
-		w.fieldsAreHelms(t)
-		w.pullEverywhere(t, w.address+"/e2e/hello:1")
-		f.request(t) // by now, source-controller waits for minutes between its attempts
-		f.serves(t, "1.1.0", second)
 	})
 }
 
@@ -409,13 +377,11 @@ func (f *flux) reportsRegistryAway(t *testing.T) {
 	})
 }
 
-// upgrade installs or upgrades the release with the chart that source-controller serves.
+// upgrade upgrades the release with the chart that source-controller serves.
 func (f *flux) upgrade(t *testing.T, args ...string) {
 	t.Helper()
 	begin := time.Now()
-	if out, err := f.tryUpgrade(t, args...); err != nil {
-		t.Fatalf("helm upgrade %v: %v\n%s", args, err, out)
-	}
+	f.helmUpgrade(t, args...)
 	t.Logf("figure: helm upgrade --install %s with the chart of source-controller returned after %.1f s",
 		strings.Join(args, " "), time.Since(begin).Seconds())
 	label := "zarf-registry-" + strings.Replace(trackedVersion(t, f.repository(t,
@@ -438,9 +404,9 @@ func trackedVersion(t *testing.T, revision string) string {
 	return version + "+" + digest[:12]
 }
 
-// tryUpgrade runs Helm on the chart that source-controller serves, with the version, the values and the options that
+// helmUpgrade runs Helm on the chart that source-controller serves, with the version, the values and the options that
 // helm-controller uses.
-func (f *flux) tryUpgrade(t *testing.T, args ...string) (string, error) {
+func (f *flux) helmUpgrade(t *testing.T, args ...string) {
 	t.Helper()
 	a, data := f.artifact(t)
 	dir, version := t.TempDir(), trackedVersion(t, a.Revision)
@@ -451,8 +417,7 @@ func (f *flux) tryUpgrade(t *testing.T, args ...string) (string, error) {
 	run(t, "tar", "-xzf", file, "-C", dir)
 	output(t, f.command(t, f.helm, "package", filepath.Join(dir, "zarf-registry"), "--version", version, "--destination",
 		dir))
-	out, errOut, err := try(f.command(t, f.helm, slices.Concat([]string{"upgrade", "--install", release,
+	output(t, f.command(t, f.helm, slices.Concat([]string{"upgrade", "--install", release,
 		filepath.Join(dir, "zarf-registry-"+version+".tgz"), "-n", namespace, "--reset-values", "--wait", "--wait-for-jobs",
 		"--timeout", "5m"}, f.sets, args)...))
-	return out + errOut, err
 }
