@@ -516,3 +516,34 @@ func TestLength(t *testing.T) {
 		t.Errorf("the pages have %d words, more than 22,000", words)
 	}
 }
+
+// TestThroughTheCode checks that each function of the table follows its package.
+func TestThroughTheCode(t *testing.T) {
+	_, table, found := strings.Cut(pages(t)["docs/dev/architecture.md"], "|flow|")
+	_, table, rows := strings.Cut(table, "|---|---|\n")
+	if !found || !rows {
+		t.Fatal("docs/dev/architecture.md has no table that begins with |flow|")
+	}
+	var code []byte
+	for _, quoted := range regexp.MustCompile("`([^`]+)`").FindAllStringSubmatch(table, -1) {
+		if files, _ := filepath.Glob(filepath.Join(top, "internal", quoted[1], "*.go")); len(files) > 0 {
+			code = nil
+			for _, file := range files {
+				content, err := os.ReadFile(file)
+				if err != nil {
+					t.Fatal(err)
+				}
+				code = append(code, content...)
+			}
+			continue
+		}
+		receiver, name, method := strings.Cut(quoted[1], ".")
+		pattern := `(?m)^func (\(\w+ \S+\) )?` + receiver + `\(`
+		if method {
+			pattern = `(?m)^func \(\w+ \*?` + receiver + `\) ` + name + `\(`
+		}
+		if !regexp.MustCompile(pattern).Match(code) {
+			t.Errorf("%s is not in the package that stands before it", quoted[1])
+		}
+	}
+}
