@@ -23,16 +23,11 @@ type plainListener struct {
 	log         *slog.Logger
 
 	mu          sync.Mutex
-	serving     *opening           // nil while closed
+	serving     *endpoint          // nil while closed
+	ended       chan error         // receives the result of serving
 	draining    map[*endpoint]bool // closed, with requests in progress
 	handedOff   bool
 	lastMessage string // so that each message is logged once
-}
-
-// opening is the listener from one opening to the next closing.
-type opening struct {
-	*endpoint
-	ended chan error // receives the result of serve
 }
 
 func newPlainListener(newEndpoint func() *endpoint, log *slog.Logger) *plainListener {
@@ -48,17 +43,17 @@ func (p *plainListener) open(ctx context.Context, why string) {
 	if p.handedOff || p.isServing() {
 		return
 	}
-	o := &opening{endpoint: p.newEndpoint(), ended: make(chan error, 1)}
-	if err := o.listen(ctx); err != nil {
+	e, ended := p.newEndpoint(), make(chan error, 1)
+	if err := e.listen(ctx); err != nil {
 		if p.isNewMessage(err.Error()) {
 			p.log.Error("opening plain listener failed, retrying", "error", err)
 		}
 		return
 	}
-	p.serving = o
-	go func() { o.ended <- o.serve() }()
+	p.serving, p.ended = e, ended
+	go func() { ended <- e.serve() }()
 	p.lastMessage = "opened"
-	p.log.Info("plain listener opened", "address", o.listener.Addr().String(), "reason", why)
+	p.log.Info("plain listener opened", "address", e.listener.Addr().String(), "reason", why)
 }
 
 // isServing reports whether the listener is open. If it has failed, isServing cleans it up.
@@ -67,9 +62,9 @@ func (p *plainListener) isServing() bool {
 		return false
 	}
 	select {
-	case err := <-p.serving.ended:
+	case err := <-p.ended:
 		p.log.Error("plain listener failed", "error", err)
-		p.drain(p.serving.endpoint)
+		p.drain(p.serving)
 		p.serving = nil
 		return false
 	default:
@@ -86,8 +81,8 @@ func (p *plainListener) close(why string) {
 		return
 	}
 	if p.isServing() {
-		p.drain(p.serving.endpoint)
-		if err := <-p.serving.ended; err != nil {
+		p.drain(p.serving)
+		if err := <-p.ended; err != nil {
 			p.log.Error("plain listener failed while closing", "error", err)
 		}
 		p.serving = nil
@@ -127,7 +122,7 @@ func (p *plainListener) handOff() []*endpoint {
 	p.handedOff = true
 	endpoints := slices.Collect(maps.Keys(p.draining))
 	if p.serving != nil {
-		endpoints = append(endpoints, p.serving.endpoint)
+		endpoints = append(endpoints, p.serving)
 		p.serving = nil
 	}
 	return endpoints

@@ -83,7 +83,8 @@ func reportRemoved(command *cobra.Command, log *slog.Logger, dryRun bool) func(g
 		}
 		fmt.Fprintln(command.OutOrStdout(), e.Removed)
 		if !dryRun {
-			audit.Prune(command.Context(), log, *e.Removed, slog.String("program", command.CommandPath()))
+			audit.Log(command.Context(), log, audit.ActionPrune, e.Removed.Repository, e.Removed.Digest, e.Removed.Digest,
+				slog.String("program", command.CommandPath()))
 		}
 	}
 }

@@ -2,6 +2,7 @@ package audit
 
 import (
 	"bytes"
+	"net/http/httptest"
 	"strings"
 	"testing"
 
@@ -18,7 +19,8 @@ func TestTextLinesCannotBeForged(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	Log(t.Context(), log, ActionPush, forged, forged, who.Audit()...)
+	r := request.With(httptest.NewRequest("PUT", "/", nil), request.Target{}, who)
+	Log(r.Context(), log, ActionPush, "a", forged, forged)
 	if got := strings.Count(text.String(), "\n"); got != 1 {
 		t.Errorf("%d lines in the text format: %s", got, text.String())
 	}

@@ -111,7 +111,7 @@ func (r *run) collect(ctx context.Context) (err error) {
 }
 
 // mark finds what is needed. It does not read manifests whose references are known.
-func (r *run) mark(ctx context.Context, known map[content.Key]references) (*marking, error) {
+func (r *run) mark(ctx context.Context, known map[content.Key]references) (*marks, error) {
 	stored := &content.Inventory{Driver: r.leases.driver}
 	if err := stored.Read(ctx); err != nil {
 		return nil, poll.Cause(ctx, fmt.Errorf("reading the storage: %w", err))
@@ -129,7 +129,7 @@ func (r *run) mark(ctx context.Context, known map[content.Key]references) (*mark
 }
 
 // sweep removes what is in the list and not marked, while leaseErr returns nil.
-func (r *run) sweep(ctx context.Context, marked *marking, list garbageSet, leaseErr func() error) error {
+func (r *run) sweep(ctx context.Context, marked *marks, list garbageSet, leaseErr func() error) error {
 	r.report(gc.Event{Phase: gc.Sweeping})
 	r.leaseErr = leaseErr
 	if err := r.removeGarbage(ctx, marked, list); err != nil {

@@ -31,7 +31,7 @@ func (c *Collector) Handler(draining *atomic.Bool) http.Handler {
 		request.Stream(r.Context(), draining, w, keepAlive, func(ctx context.Context, send func(any)) {
 			send(c.serve(ctx, query, func(e gc.Event) {
 				if e.Removed != nil && !query.DryRun {
-					audit.Prune(ctx, c.store.Log, *e.Removed, request.CallerOf(ctx).Audit()...)
+					audit.Log(ctx, c.store.Log, audit.ActionPrune, e.Removed.Repository, e.Removed.Digest, e.Removed.Digest)
 				}
 				if e.Problem != "" {
 					c.store.Log.Warn("stored content is damaged", "problem", e.Problem)

@@ -99,14 +99,7 @@ func (i *Intent) Delete(ctx context.Context, name string) (existed bool, err err
 	if left <= 0 {
 		return false, errors.New("the storage accepts no writes, so nothing more is deleted: repeat the deletion later")
 	}
-	// The storage must not carry it out after the intent has expired.
-	ctx, cancel := context.WithTimeout(ctx, i.leases.times.RenewDeadline)
-	defer cancel()
-	err = i.leases.driver.Delete(ctx, name)
-	if storage.IsNotFound(err) {
-		return false, nil
-	}
-	return err == nil, err
+	return i.leases.delete(ctx, name)
 }
 
 // End removes the intent. The deletion is complete.

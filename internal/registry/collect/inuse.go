@@ -2,7 +2,6 @@ package collect
 
 import (
 	"cmp"
-	"crypto/sha256"
 	"fmt"
 	"maps"
 	"sync"
@@ -34,19 +33,11 @@ type blobsInUse struct {
 	max     int // set by tests; 0 is maxInUse
 
 	// The collection that is sweeping. Without one, marked is nil.
-	marked *marking
+	marked *marks
 	cutoff time.Time
 	swept  map[digest.Digest]bool
 	// removing is what is being removed. Each channel is closed at the end of that.
 	removing map[digest.Digest]chan struct{}
-}
-
-// shortName returns a digest in little memory.
-func shortName(d digest.Digest) content.Key {
-	if k, ok := content.KeyOf(d); ok {
-		return k
-	}
-	return sha256.Sum256([]byte(d))
 }
 
 // begin must be called before digests are looked up: then each is either kept, with all that it needs, or already
@@ -59,7 +50,7 @@ func (u *blobsInUse) begin(digests []digest.Digest) (swept []digest.Digest) {
 		u.pending, u.last = map[content.Key]int{}, map[content.Key]int64{}
 	}
 	for _, d := range digests {
-		u.pending[shortName(d)]++
+		u.pending[content.KeyOf(d)]++
 	}
 	for {
 		swept, removed := u.needed(digests)
@@ -103,7 +94,7 @@ func (u *blobsInUse) end(digests []digest.Digest, exist bool) {
 		})
 	}
 	for _, d := range digests {
-		name := shortName(d)
+		name := content.KeyOf(d)
 		if u.pending[name]--; u.pending[name] == 0 {
 			delete(u.pending, name)
 		}
@@ -120,13 +111,13 @@ func (u *blobsInUse) end(digests []digest.Digest, exist bool) {
 
 // has reports whether a client relies on d, or did after cutoff. The caller holds u.mu.
 func (u *blobsInUse) has(d digest.Digest, cutoff time.Time) bool {
-	name := shortName(d)
+	name := content.KeyOf(d)
 	return u.pending[name] > 0 || u.last[name] > cutoff.UnixNano()
 }
 
 // sweep begins a sweep, which keeps what was noted after cutoff and what is noted from now on. The caller must not
 // use m until it has called end.
-func (u *blobsInUse) sweep(m *marking, cutoff time.Time) (end func(), err error) {
+func (u *blobsInUse) sweep(m *marks, cutoff time.Time) (end func(), err error) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	if u.full.After(cutoff) {
@@ -134,7 +125,15 @@ func (u *blobsInUse) sweep(m *marking, cutoff time.Time) (end func(), err error)
 	}
 	u.marked, u.cutoff, u.swept = m, cutoff, map[digest.Digest]bool{}
 	u.removing = map[digest.Digest]chan struct{}{}
-	for d := range m.names() {
+	for k := range u.pending {
+		m.addKey(k)
+	}
+	for k, at := range u.last {
+		if at > cutoff.UnixNano() {
+			m.addKey(k)
+		}
+	}
+	for d := range m.Canonical {
 		if u.has(d, cutoff) {
 			m.add(d)
 		}
@@ -147,7 +146,7 @@ func (u *blobsInUse) sweep(m *marking, cutoff time.Time) (end func(), err error)
 }
 
 // remove calls do, which removes d, unless the current sweep must keep it, and reports whether it did. Only calls of
-// record that need d wait meanwhile. It may be called for several digests at once, but not for one.
+// begin that need d wait meanwhile. It may be called for several digests at once, but not for one.
 func (u *blobsInUse) remove(d digest.Digest, do func() error) (bool, error) {
 	return u.removeUnless(d, func() bool { return u.marked.kept(d) }, do)
 }

@@ -231,6 +231,18 @@ func (c *leaseClient) acquire(ctx context.Context, list garbageSet) (*lease, err
 	return l, nil
 }
 
+// delete deletes a path, and reports whether it existed. The storage must not carry it out after the lease, or the
+// intent of a deletion, has expired.
+func (c *leaseClient) delete(ctx context.Context, name string) (existed bool, err error) {
+	ctx, cancel := context.WithTimeout(ctx, c.times.RenewDeadline)
+	defer cancel()
+	err = c.driver.Delete(ctx, name)
+	if storage.IsNotFound(err) {
+		return false, nil
+	}
+	return err == nil, err
+}
+
 // recordFailure records that a collection has failed before it acquired the lease.
 func (c *leaseClient) recordFailure(ctx context.Context, failure error) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), releaseTimeout)

@@ -3,7 +3,6 @@ package collect
 import (
 	"context"
 	"fmt"
-	"iter"
 	"maps"
 	"sync"
 	"time"
@@ -20,14 +19,14 @@ type references struct {
 	subject content.Key
 }
 
-// marking is what is needed of an inventory. Content is what is stored under a SHA-256 digest: other digests stand for
+// marks are what is needed of an inventory. Content is what is stored under a SHA-256 digest: other digests stand for
 // that, and those that stand for nothing are needed by nobody.
-type marking struct {
+type marks struct {
 	*content.Inventory
 	references map[content.Key]references    // of the manifests
 	referrers  map[content.Key][]content.Key // by subject
 	// others are manifests whose content is missing, and whether they are kept.
-	others map[digest.Digest]bool
+	others map[content.Key]bool
 }
 
 // mark keeps every manifest, or, if untagged manifests are removed, those pushed after cutoff, those that a tag or
@@ -35,16 +34,16 @@ type marking struct {
 // refer to. Where a tag is damaged, every manifest may have it. It does not read manifests whose references are known.
 func mark(
 	ctx context.Context, i *content.Inventory, untagged bool, cutoff time.Time, known map[content.Key]references,
-) (*marking, error) {
-	m := &marking{
+) (*marks, error) {
+	m := &marks{
 		Inventory: i, references: map[content.Key]references{}, referrers: map[content.Key][]content.Key{},
-		others: map[digest.Digest]bool{},
+		others: map[content.Key]bool{},
 	}
 	var unknown []*content.Blob
 	for _, manifest := range i.Manifests {
 		b := i.Blob(manifest.Digest)
 		if b == nil { // a missing manifest refers to nothing
-			m.others[i.Stored(manifest.Digest)] = false
+			m.others[content.KeyOf(i.Stored(manifest.Digest))] = false
 			continue
 		}
 		if _, done := m.references[b.Key]; done {
@@ -58,7 +57,7 @@ func mark(
 	}
 	for link := range i.BackLinks {
 		if i.Blob(link.Digest) == nil {
-			m.others[i.Stored(link.Digest)] = false
+			m.others[content.KeyOf(i.Stored(link.Digest))] = false
 		}
 	}
 	var mu sync.Mutex
@@ -103,45 +102,40 @@ func readReferences(ctx context.Context, i *content.Inventory, d digest.Digest) 
 	}
 	var r references
 	for _, needed := range parsed.Needs {
-		if k, ok := content.KeyOf(i.Stored(needed)); ok {
-			r.needs = append(r.needs, k)
-		}
+		r.needs = append(r.needs, content.KeyOf(i.Stored(needed)))
 	}
-	r.subject, _ = content.KeyOf(i.Stored(parsed.Subject))
+	if parsed.Subject != "" {
+		r.subject = content.KeyOf(i.Stored(parsed.Subject))
+	}
 	return r, nil
 }
 
 // kept reports whether content is needed.
-func (m *marking) kept(d digest.Digest) bool {
+func (m *marks) kept(d digest.Digest) bool {
 	if b := m.Blob(d); b != nil {
 		return b.Keep
 	}
-	return m.others[m.Stored(d)]
+	return m.others[content.KeyOf(m.Stored(d))]
 }
 
 // add keeps content, everything that it needs, and what refers to it as its subject.
-func (m *marking) add(digests ...digest.Digest) {
+func (m *marks) add(digests ...digest.Digest) {
 	for _, d := range digests {
-		if k, ok := content.KeyOf(m.Stored(d)); ok {
-			m.addKey(k)
-		} else if _, exists := m.others[d]; exists {
-			m.others[d] = true
-		}
+		m.addKey(content.KeyOf(m.Stored(d)))
 	}
 }
 
-func (m *marking) addKey(k content.Key) {
+func (m *marks) addKey(k content.Key) {
 	for queue := []content.Key{k}; len(queue) > 0; {
 		k := queue[len(queue)-1]
 		queue = queue[:len(queue)-1]
 		b := m.Find(k)
 		switch {
 		case b == nil:
-			d := k.Digest()
-			if kept, exists := m.others[d]; !exists || kept {
+			if kept, exists := m.others[k]; !exists || kept {
 				continue // nothing of it is stored
 			}
-			m.others[d] = true
+			m.others[k] = true
 		case b.Keep:
 			continue
 		default:
@@ -153,7 +147,7 @@ func (m *marking) addKey(k content.Key) {
 }
 
 // closure returns digests and all that they need.
-func (m *marking) closure(digests ...digest.Digest) (all []digest.Digest) {
+func (m *marks) closure(digests ...digest.Digest) (all []digest.Digest) {
 	seen := map[digest.Digest]bool{}
 	queue := append([]digest.Digest{}, digests...)
 	for len(queue) > 0 {
@@ -164,17 +158,15 @@ func (m *marking) closure(digests ...digest.Digest) (all []digest.Digest) {
 		}
 		seen[d] = true
 		all = append(all, d)
-		if k, ok := content.KeyOf(m.Stored(d)); ok {
-			for _, needed := range m.references[k].needs {
-				queue = append(queue, needed.Digest())
-			}
+		for _, needed := range m.references[content.KeyOf(m.Stored(d))].needs {
+			queue = append(queue, needed.Digest())
 		}
 	}
 	return all
 }
 
 // strayLinks returns the back links to manifests that their repository does not have.
-func (m *marking) strayLinks() map[content.RepositoryDigest][]string {
+func (m *marks) strayLinks() map[content.RepositoryDigest][]string {
 	stray := maps.Clone(m.BackLinks)
 	for _, manifest := range m.Manifests {
 		delete(stray, manifest.RepositoryDigest)
@@ -182,29 +174,8 @@ func (m *marking) strayLinks() map[content.RepositoryDigest][]string {
 	return stray
 }
 
-// names returns everything that may be removed, by every name that manifests may have for it.
-func (m *marking) names() iter.Seq[digest.Digest] {
-	return func(yield func(digest.Digest) bool) {
-		for n := range m.Blobs {
-			if !yield(m.Blobs[n].Digest()) {
-				return
-			}
-		}
-		for d := range m.others {
-			if !yield(d) {
-				return
-			}
-		}
-		for d := range m.Canonical {
-			if !yield(d) {
-				return
-			}
-		}
-	}
-}
-
 // condemn returns what may be removed: what is not kept and was not written or linked after cutoff.
-func (m *marking) condemn(cutoff time.Time) garbageSet {
+func (m *marks) condemn(cutoff time.Time) garbageSet {
 	list := garbageSet{}
 	for _, manifest := range m.Manifests {
 		if !m.kept(manifest.Digest) {

@@ -17,7 +17,7 @@ import (
 
 // removeGarbage removes the manifests and blobs that are in the list and not kept, unless clients of this process need
 // them. Blobs that were written or linked after cutoff are kept, too.
-func (r *run) removeGarbage(ctx context.Context, m *marking, list garbageSet) error {
+func (r *run) removeGarbage(ctx context.Context, m *marks, list garbageSet) error {
 	// Pushes change what is kept from here on.
 	manifests := map[digest.Digest][]content.RepositoryDigest{} // by what is stored: the same in several repositories
 	var order []digest.Digest
@@ -138,15 +138,9 @@ func (r *run) remove(ctx context.Context, paths ...string) error {
 		if r.request.DryRun {
 			continue
 		}
-		// The storage must not carry a deletion out after the lease has expired.
-		bounded, cancel := context.WithTimeout(ctx, r.Times.RenewDeadline)
-		err := r.leases.driver.Delete(bounded, name)
-		cancel()
-		switch {
-		case err == nil, storage.IsNotFound(err):
-		case storage.FailedWith(err, syscall.ENOTEMPTY):
+		if _, err := r.leases.delete(ctx, name); storage.FailedWith(err, syscall.ENOTEMPTY) {
 			return errConcurrentWrite
-		default:
+		} else if err != nil {
 			return err
 		}
 	}

@@ -6,7 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io/fs"
+	"io"
 	"path"
 	"slices"
 	"sync"
@@ -31,7 +31,8 @@ import (
 // while the manifest exists, so one that remains after a crash does no harm, and garbage collection removes it.
 //
 // Distribution itself writes no back links. At each start, the registry adds those of manifests that were pushed since
-// it last did so (rebuild). Until it has finished, manifests are read instead.
+// it last did so (rebuild). Until it has finished, lists of referrers are made from manifests, and conditional deletions
+// wait.
 const (
 	referrerLinks = "_referrers"
 	indexLinks    = "_indexes"
@@ -67,39 +68,25 @@ type storedLink struct {
 }
 
 // BackLinks returns the back links to the manifest under a name, which is one of its digests.
-func (d Described) BackLinks(repository string, name digest.Digest) (links BackLinks, err error) {
-	manifest := v1.Descriptor{MediaType: d.Type(), Digest: name, Size: d.size, ArtifactType: d.artifactType}
+func (d Described) BackLinks(repository string, name digest.Digest) (links BackLinks) {
+	manifest := v1.Descriptor{MediaType: d.Type(), Digest: name, Size: d.size, ArtifactType: d.ArtifactType}
 	add := func(kind string, from digest.Digest, link []byte) {
 		links = append(links, storedLink{backLinkPath(backLinkDir(repository, kind, from), name), link})
 	}
-	if len(d.Children) > 0 {
-		link, err := json.Marshal(backReference{Descriptor: manifest})
-		if err != nil {
-			return nil, err
-		}
-		for _, child := range d.Children {
-			add(indexLinks, child.Digest, link)
-		}
+	link, _ := json.Marshal(backReference{Descriptor: manifest}) // of texts only
+	for _, child := range d.Manifests {
+		add(indexLinks, child.Digest, link)
 	}
-	if d.Subject != "" {
-		referrer := backReference{Descriptor: manifest, Incomplete: true}
-		link, err := json.Marshal(referrer)
-		if err != nil {
-			return nil, err
+	if d.Subject != nil {
+		manifest.Annotations = d.Annotations
+		if link, _ = json.Marshal(backReference{Descriptor: manifest}); len(link) > maxLink {
+			manifest.Annotations = nil
+			link, _ = json.Marshal(backReference{Descriptor: manifest, Incomplete: true})
 		}
-		if len(link)+len(d.annotations) <= maxLink {
-			referrer.Incomplete = false
-			if referrer.Annotations, err = annotationsOf(d.annotations); err != nil {
-				return nil, err
-			}
-			if link, err = json.Marshal(referrer); err != nil {
-				return nil, err
-			}
-		}
-		add(referrerLinks, d.Subject, link)
+		add(referrerLinks, d.Subject.Digest, link)
 	}
 	slices.SortFunc(links, func(a, b storedLink) int { return cmp.Compare(a.path, b.path) })
-	return slices.CompactFunc(links, func(a, b storedLink) bool { return a.path == b.path }), nil
+	return slices.CompactFunc(links, func(a, b storedLink) bool { return a.path == b.path })
 }
 
 // Size returns how many bytes the links have, and how many they occupy on most file systems.
@@ -143,30 +130,23 @@ func (s *Store) HasAll(ctx context.Context, repository string, manifest digest.D
 	return err == nil, err
 }
 
-// IndexOf returns the digest of an index that contains a manifest, or "" if none does. The index may not be stored: its
-// push may not have ended.
+// IndexOf returns the digest of an index that contains a manifest, or "" if none does, after AwaitRebuild. The index may
+// not be stored: its push may not have ended.
 func (s *Store) IndexOf(ctx context.Context, repository string, child digest.Digest) (index digest.Digest, err error) {
 	linked, err := storage.ListDigests(ctx, s.Driver, backLinkDir(repository, indexLinks, child))
-	if err != nil || len(linked) > 0 || s.Rebuilt.Load() {
-		return slices.Concat(linked, []digest.Digest{""})[0], err
-	}
-	err = s.eachReferring(ctx, repository, indexLinks, child, "", func(link backReference) (more bool, err error) {
-		index = link.Digest
-		return false, nil
-	})
-	return index, err
+	return slices.Concat(linked, []digest.Digest{""})[0], err
 }
 
-// eachReferring calls yield for existing manifests that back links of a kind lead to, ordered by digest, until it
-// returns false. It begins after last. It reads hardly more than it yields.
-func (s *Store) eachReferring(
-	ctx context.Context, repository, kind string, from, last digest.Digest,
+// eachReferrer calls yield for existing referrers of a subject, ordered by digest, until it returns false. It begins
+// after last. It reads hardly more than it yields.
+func (s *Store) eachReferrer(
+	ctx context.Context, repository string, subject, last digest.Digest,
 	yield func(backReference) (more bool, err error),
 ) error {
-	links := backLinkDir(repository, kind, from)
-	candidates, read, atOnce := links, s.readBackLink, storage.Concurrency
-	if !s.Rebuilt.Load() {
-		candidates, read, atOnce = storage.RevisionsDir(repository), s.deriveBackLink, storage.ManifestConcurrency
+	links := backLinkDir(repository, referrerLinks, subject)
+	candidates, rebuilt := links, s.Rebuilt.Load()
+	if !rebuilt {
+		candidates = storage.RevisionsDir(repository)
 	}
 	digests, err := storage.ListDigests(ctx, s.Driver, candidates)
 	if err != nil {
@@ -180,11 +160,18 @@ func (s *Store) eachReferring(
 	if found {
 		after++
 	}
-	for batch := range slices.Chunk(digests[after:], atOnce) {
+	for batch := range slices.Chunk(digests[after:], storage.Concurrency) {
 		read := func(ctx context.Context, d digest.Digest) (*backReference, error) {
-			return read(ctx, repository, links, d)
+			if exists, err := s.Exists(ctx, storage.RevisionPath(repository, d)); err != nil || !exists {
+				return nil, err
+			}
+			path := backLinkPath(links, d)
+			if !rebuilt {
+				return s.deriveBackLink(ctx, repository, path, d)
+			}
+			return s.readBackLink(ctx, path)
 		}
-		results, err := storage.InOrder(ctx, batch, atOnce, read)
+		results, err := storage.InOrder(ctx, batch, storage.Concurrency, read)
 		if err != nil {
 			return err
 		}
@@ -200,19 +187,13 @@ func (s *Store) eachReferring(
 	return nil
 }
 
-// readBackLink returns the back link to a manifest, or nil if the manifest does not exist.
-func (s *Store) readBackLink(ctx context.Context, repository, links string, to digest.Digest) (
-	*backReference, error,
-) {
-	if exists, err := s.Exists(ctx, storage.RevisionPath(repository, to)); err != nil || !exists {
-		return nil, err
-	}
-	path := backLinkPath(links, to)
+// readBackLink returns a back link, or nil if there is none.
+func (s *Store) readBackLink(ctx context.Context, path string) (*backReference, error) {
 	content, err := s.readFile(ctx, path, maxLink)
-	switch {
-	case errors.Is(err, fs.ErrNotExist):
+	if errors.Is(err, distribution.ErrBlobUnknown) {
 		return nil, nil // the manifest was just deleted
-	case err != nil:
+	}
+	if err != nil {
 		return nil, err
 	}
 	return decodeBackLink(path, content)
@@ -226,12 +207,9 @@ func decodeBackLink(path string, content []byte) (*backReference, error) {
 	return link, nil
 }
 
-// deriveBackLink reads a manifest, and returns what the back link to it would be, or nil if it would have none.
-func (s *Store) deriveBackLink(
-	ctx context.Context, repository, links string, to digest.Digest,
-) (*backReference, error) {
-	derived, err := s.backLinksOf(ctx, repository, to)
-	path := backLinkPath(links, to)
+// deriveBackLink reads a manifest, and returns what a back link to it would be, or nil if it would not have that.
+func (s *Store) deriveBackLink(ctx context.Context, repository, path string, to digest.Digest) (*backReference, error) {
+	derived, err := s.BackLinksOf(ctx, repository, to)
 	i := slices.IndexFunc(derived, func(link storedLink) bool { return link.path == path })
 	if err != nil || i < 0 {
 		return nil, err
@@ -248,31 +226,39 @@ func (s *Store) complete(ctx context.Context, repository string, link *backRefer
 		return err
 	}
 	m, err := Describe(content)
-	if err == nil {
-		link.Annotations, err = annotationsOf(m.annotations)
-	}
+	link.Annotations = m.Annotations
 	return err
 }
 
-// backLinksOf returns the back links of a stored manifest; none if it was deleted, if its link is damaged, or if it is
-// not a manifest as this release understands it.
-func (s *Store) backLinksOf(ctx context.Context, repository string, d digest.Digest) (links BackLinks, err error) {
-	content, err := s.Unverified(ctx, repository, d)
-	if errors.Is(err, ErrUnknownManifest) || IsDamaged(err) {
+// BackLinksOf returns the back links to a stored manifest; none if it was deleted, if its link is damaged, or if it is
+// not a manifest as this release understands it. It does not ask whether the repository has a manifest with a SHA-256
+// digest, which tells where its content is. Few large manifests are in memory at once.
+func (s *Store) BackLinksOf(ctx context.Context, repository string, d digest.Digest) (BackLinks, error) {
+	stored, err := d, error(nil)
+	if d.Algorithm() != digest.Canonical {
+		stored, err = s.ReadLink(ctx, storage.RevisionPath(repository, d))
+	}
+	var reader io.ReadCloser
+	if err == nil {
+		reader, err = s.open(ctx, storage.BlobPath(stored))
+	}
+	if errors.Is(err, distribution.ErrBlobUnknown) || IsDamaged(err) {
 		return nil, nil
 	}
 	if err != nil {
 		return nil, err
 	}
-	m, err := Describe(content)
-	if err == nil {
-		links, err = m.BackLinks(repository, d)
-	}
+	defer reader.Close()
+	content, done, err := Receive(ctx, reader)
 	if err != nil {
-		s.Log.Warn("manifest is not listed as a referrer", "repository", repository, "digest", d.String(), "error", err)
-		return nil, nil
+		return nil, err
 	}
-	return links, nil
+	defer done()
+	m, err := Describe(content)
+	if err != nil {
+		s.Log.Warn("manifest has no back links", "repository", repository, "digest", d.String(), "error", err)
+	}
+	return m.BackLinks(repository, d), nil
 }
 
 // withoutAliases removes SHA-256 digests of manifests that were pushed by another digest, which is also in the list.
@@ -307,7 +293,7 @@ func (s *Store) Referrers(
 ) (page []v1.Descriptor, more bool, err error) {
 	page = []v1.Descriptor{}
 	size := 0
-	err = s.eachReferring(ctx, repository, referrerLinks, subject, last, func(link backReference) (bool, error) {
+	err = s.eachReferrer(ctx, repository, subject, last, func(link backReference) (bool, error) {
 		if artifactType != "" && link.ArtifactType != artifactType {
 			return true, nil
 		}
@@ -317,7 +303,7 @@ func (s *Store) Referrers(
 		}
 		if link.Incomplete {
 			if err := s.complete(ctx, repository, &link); err != nil {
-				if errors.Is(err, ErrUnknownManifest) { // just deleted
+				if errors.Is(err, distribution.ErrBlobUnknown) { // just deleted
 					err = nil
 				}
 				return err == nil, err

@@ -33,14 +33,14 @@ func (s *Store) Lacking(ctx context.Context, repository string, m Described) err
 	var queue []v1.Descriptor
 	for found := []Described{m}; ; {
 		for _, m := range found {
-			blobs := unseen(m.Blobs)
+			blobs := unseen(m.Blobs())
 			err := storage.InParallel(ctx, blobs, storage.Concurrency, func(ctx context.Context, blob v1.Descriptor) error {
 				return s.needsBlob(ctx, repository, blob)
 			})
 			if err != nil {
 				return err
 			}
-			for _, child := range unseen(m.Children) {
+			for _, child := range unseen(m.Manifests) {
 				queue = append(queue, v1.Descriptor{MediaType: child.MediaType, Digest: child.Digest, Size: child.Size})
 			}
 		}
@@ -62,7 +62,7 @@ func (s *Store) Lacking(ctx context.Context, repository string, m Described) err
 
 // LackingChild returns an error as Lacking does for a manifest of an index that does not exist. It reads no content.
 func (s *Store) LackingChild(ctx context.Context, repository string, m Described) error {
-	return storage.InParallel(ctx, m.Children, storage.Concurrency, func(ctx context.Context, child v1.Descriptor) error {
+	return storage.InParallel(ctx, m.Manifests, storage.Concurrency, func(ctx context.Context, child v1.Descriptor) error {
 		for _, link := range []string{storage.RevisionPath(repository, child.Digest),
 			storage.LayerPath(repository, child.Digest)} {
 			if found, err := s.Exists(ctx, link); found || err != nil {
@@ -86,7 +86,7 @@ func (s *Store) needsChild(ctx context.Context, repository string, child v1.Desc
 	if err == nil {
 		content, err = s.Manifest(ctx, repository, child.Digest)
 	}
-	if errors.Is(err, ErrUnknownManifest) || IsDamaged(err) {
+	if errors.Is(err, distribution.ErrBlobUnknown) || IsDamaged(err) {
 		return Described{}, distribution.ErrManifestBlobUnknown{Digest: child.Digest}
 	}
 	if err != nil {

@@ -3,6 +3,7 @@ package content
 import (
 	"bytes"
 	"context"
+	"crypto/sha256"
 	"encoding/hex"
 	"errors"
 	"fmt"
@@ -81,20 +82,21 @@ type StoredManifest struct {
 	Pushed time.Time // last
 }
 
-// Key is a SHA-256 digest.
+// Key is a digest in little memory: the SHA-256 digest, or that of the text of another one.
 type Key [32]byte
 
-// KeyOf returns the key of a SHA-256 digest.
-func KeyOf(d digest.Digest) (key Key, ok bool) {
+// KeyOf returns the key of a digest.
+func KeyOf(d digest.Digest) (key Key) {
 	encoded, ok := strings.CutPrefix(string(d), "sha256:")
-	if !ok || len(encoded) != 2*len(key) {
-		return key, false
+	if ok && len(encoded) == 2*len(key) {
+		if _, err := hex.Decode(key[:], []byte(encoded)); err == nil {
+			return key
+		}
 	}
-	_, err := hex.Decode(key[:], []byte(encoded))
-	return key, err == nil
+	return sha256.Sum256([]byte(d))
 }
 
-// Digest returns the digest.
+// Digest returns the SHA-256 digest.
 func (k Key) Digest() digest.Digest { return digest.NewDigestFromBytes(digest.SHA256, k[:]) }
 
 // Compare orders keys like their digests.
@@ -201,7 +203,7 @@ func (i *Inventory) readRepositories(ctx context.Context) (tags []RepositoryTag,
 		} else if m := storage.LayerLink.FindStringSubmatch(name); m != nil {
 			repository, number := i.repository(m[1])
 			d := storage.PathDigest(m[2], m[3])
-			if k, ok := KeyOf(d); ok {
+			if k := KeyOf(d); k.Digest() == d {
 				i.links = append(i.links, blobLink{k, number, info.ModTime().UnixNano()})
 				return nil
 			}
@@ -242,8 +244,8 @@ func (i *Inventory) readBlobs(ctx context.Context) error {
 	return storage.WalkFiles(ctx, i.Driver, storage.BlobsPath, func(info storagedriver.FileInfo) error {
 		name := info.Path()
 		if m := storage.BlobData.FindStringSubmatch(name); m != nil {
-			if k, ok := KeyOf(storage.PathDigest(m[1], m[2])); ok {
-				i.Blobs = append(i.Blobs, Blob{Key: k, Size: info.Size(), newest: info.ModTime().UnixNano()})
+			if d := storage.PathDigest(m[1], m[2]); KeyOf(d).Digest() == d {
+				i.Blobs = append(i.Blobs, Blob{Key: KeyOf(d), Size: info.Size(), newest: info.ModTime().UnixNano()})
 			}
 		} else if m := storage.DigestLink.FindStringSubmatch(name); m != nil {
 			d := storage.PathDigest(m[1], m[2])
@@ -281,13 +283,7 @@ func (i *Inventory) Stored(d digest.Digest) digest.Digest {
 }
 
 // Blob returns the blob of a digest, or nil if it is missing.
-func (i *Inventory) Blob(d digest.Digest) *Blob {
-	k, ok := KeyOf(i.Stored(d))
-	if !ok {
-		return nil
-	}
-	return i.Find(k)
-}
+func (i *Inventory) Blob(d digest.Digest) *Blob { return i.Find(KeyOf(i.Stored(d))) }
 
 // Find returns the blob with a key, or nil if it is missing.
 func (i *Inventory) Find(k Key) *Blob {

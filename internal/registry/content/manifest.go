@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"slices"
+	"strings"
 
 	"github.com/opencontainers/go-digest"
 	v1 "github.com/opencontainers/image-spec/specs-go/v1"
@@ -22,51 +23,41 @@ const maxType = 255
 
 // Described is what a manifest says about itself and others.
 type Described struct {
-	mediaType, artifactType string
-	annotations             json.RawMessage
-	size                    int64
-	SchemaVersion           int
-	Subject                 digest.Digest
-	// Blobs are the configuration and the layers, children the manifests of an index.
-	Blobs, Children []v1.Descriptor
+	MediaType     string `json:"mediaType"`
+	SchemaVersion int    `json:"schemaVersion"`
+	// ArtifactType is that of an image's configuration if the manifest has none of its own.
+	ArtifactType string            `json:"artifactType"`
+	Config       *v1.Descriptor    `json:"config"`
+	Layers       []v1.Descriptor   `json:"layers"`
+	Manifests    []v1.Descriptor   `json:"manifests"` // of an index
+	Subject      *v1.Descriptor    `json:"subject"`
+	Annotations  map[string]string `json:"annotations"`
 	// Needs are those of [ParseReferences].
-	Needs []digest.Digest
+	Needs []digest.Digest `json:"-"`
+
+	size int64
 }
 
 // Describe returns an error if the content is not a manifest, refers to something with an invalid digest, or has a type
 // that cannot be one, or exceeds the limits.
-func Describe(content []byte) (Described, error) {
-	references, err := ParseLimited(content)
+func Describe(content []byte) (d Described, err error) {
+	references, err := parseReferences(content, true)
+	if err == nil {
+		err = json.Unmarshal(content, &d)
+	}
 	if err != nil {
 		return Described{}, err
 	}
-	var m struct {
-		SchemaVersion int             `json:"schemaVersion"`
-		MediaType     string          `json:"mediaType"`
-		ArtifactType  string          `json:"artifactType"`
-		Config        *v1.Descriptor  `json:"config"`
-		Layers        []v1.Descriptor `json:"layers"`
-		Manifests     []v1.Descriptor `json:"manifests"`
-		Subject       *v1.Descriptor  `json:"subject"`
-		Annotations   json.RawMessage `json:"annotations"`
+	d.Needs, d.size = references.Needs, int64(len(content))
+	if d.Config != nil {
+		d.ArtifactType = cmp.Or(d.ArtifactType, d.Config.MediaType)
 	}
-	if err := json.Unmarshal(content, &m); err != nil {
-		return Described{}, err
-	}
-	d := Described{mediaType: m.MediaType, artifactType: m.ArtifactType, annotations: m.Annotations,
-		size: int64(len(content)), SchemaVersion: m.SchemaVersion, Needs: references.Needs}
-	if m.Config != nil {
-		d.artifactType = cmp.Or(d.artifactType, m.Config.MediaType)
-		d.Blobs = append(d.Blobs, *m.Config)
-	}
-	if max(len(d.artifactType), len(d.mediaType)) > maxType {
+	if max(len(d.ArtifactType), len(d.MediaType)) > maxType {
 		return Described{}, fmt.Errorf("a media type or artifact type has more than %d characters", maxType)
 	}
-	d.Blobs, d.Children = append(d.Blobs, m.Layers...), m.Manifests
-	refers := slices.Concat(d.Blobs, d.Children)
-	if m.Subject != nil {
-		d.Subject = m.Subject.Digest
-		refers = append(refers, *m.Subject)
+	refers := slices.Concat(d.Blobs(), d.Manifests)
+	if d.Subject != nil {
+		refers = append(refers, *d.Subject)
 	}
 	for _, to := range refers {
 		if err := to.Digest.Validate(); err != nil {
@@ -76,22 +67,38 @@ func Describe(content []byte) (Described, error) {
 	return d, nil
 }
 
+// Blobs are the configuration and the layers.
+func (d Described) Blobs() []v1.Descriptor {
+	if d.Config == nil {
+		return d.Layers
+	}
+	return slices.Concat([]v1.Descriptor{*d.Config}, d.Layers)
+}
+
 // Type returns the media type, which is optional in OCI manifests.
 func (d Described) Type() string {
 	switch {
-	case d.mediaType != "":
-		return d.mediaType
-	case d.Children != nil:
+	case d.MediaType != "":
+		return d.MediaType
+	case d.Manifests != nil:
 		return v1.MediaTypeImageIndex
 	}
 	return v1.MediaTypeImageManifest
 }
 
-func annotationsOf(encoded json.RawMessage) (annotations map[string]string, err error) {
-	if len(encoded) == 0 {
-		return nil, nil
+// CheckType returns an error if clients must not read the manifest as one of a media type.
+func (d Described) CheckType(mediaType string) error {
+	switch {
+	case !oci.IsIndex(mediaType) && mediaType != v1.MediaTypeImageManifest && mediaType != oci.MediaTypeDockerManifest:
+		return fmt.Errorf("manifests of the type %q are not supported", mediaType)
+	case d.MediaType != mediaType && (d.MediaType != "" || !strings.HasPrefix(mediaType, "application/vnd.oci.")):
+		return fmt.Errorf("its media type is %q, not %q", d.MediaType, mediaType)
+	case oci.IsIndex(mediaType) && (d.Config != nil || d.Layers != nil):
+		return errors.New("an index has neither a configuration nor layers")
+	case mediaType == v1.MediaTypeImageManifest && d.Manifests != nil:
+		return errors.New("it has the media type of an image and the manifests of an index")
 	}
-	return annotations, json.Unmarshal(encoded, &annotations)
+	return nil
 }
 
 // References are the digests in a manifest.
@@ -159,9 +166,7 @@ var errLimits = fmt.Errorf("it has more than %d digests, more than %d elements, 
 // pushes, and for decoding the rest.
 func ParseReferences(content []byte) (References, error) { return parseReferences(content, false) }
 
-// ParseLimited does the same, and fails if a limit of manifests is exceeded: otherwise, the content can be decoded.
-func ParseLimited(content []byte) (References, error) { return parseReferences(content, true) }
-
+// parseReferences with limits fails if one is exceeded: otherwise, the content can be decoded.
 func parseReferences(content []byte, limited bool) (References, error) {
 	p := referenceParser{Decoder: json.NewDecoder(bytes.NewReader(content)), limited: limited}
 	if !bytes.HasPrefix(bytes.TrimLeft(content, " \t\r\n"), []byte("{")) {

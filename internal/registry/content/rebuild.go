@@ -31,6 +31,16 @@ func (s *Store) KeepRebuilding(ctx context.Context) {
 	}
 }
 
+// AwaitRebuild waits until all manifests have back links.
+func (s *Store) AwaitRebuild(ctx context.Context) error {
+	for !s.Rebuilt.Load() {
+		if err := poll.Sleep(ctx, time.Second/10); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // rebuildRecord is the content of rebuiltPath.
 type rebuildRecord struct {
 	// Since is when the last rebuild began, by the storage's clock.
@@ -54,13 +64,13 @@ func (s *Store) Rebuild(ctx context.Context) error {
 		return err
 	}
 	addLinks := func(ctx context.Context, m StoredManifest) error {
-		links, err := s.backLinksOf(ctx, m.Repository, m.Digest)
+		links, err := s.BackLinksOf(ctx, m.Repository, m.Digest)
 		if err != nil {
 			return err
 		}
 		return s.AddBackLinks(ctx, links)
 	}
-	if err := storage.InParallel(ctx, stored.Manifests, storage.ManifestConcurrency, addLinks); err != nil {
+	if err := storage.InParallel(ctx, stored.Manifests, storage.Concurrency, addLinks); err != nil {
 		return err
 	}
 	for _, blob := range stored.others {

@@ -9,7 +9,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"log/slog"
 	"sync"
 	"sync/atomic"
@@ -42,9 +41,6 @@ func (s *Store) Tagged(ctx context.Context, repository, tag string) digest.Diges
 	return d
 }
 
-// ErrUnknownManifest means that the repository has no such manifest.
-var ErrUnknownManifest = errors.New("unknown manifest")
-
 // Manifest returns the content of a repository's manifest, or an error if it is damaged.
 func (s *Store) Manifest(ctx context.Context, repository string, d digest.Digest) ([]byte, error) {
 	content, err := s.Unverified(ctx, repository, d)
@@ -54,51 +50,36 @@ func (s *Store) Manifest(ctx context.Context, repository string, d digest.Digest
 	return content, err
 }
 
-// errTooLong means that a file is longer than expected.
-var errTooLong = errors.New("the file is too long")
-
-// readFile returns the content of a file. The error is [fs.ErrNotExist] if it does not exist, errTooLong if it is
-// longer than limit.
-func (s *Store) readFile(ctx context.Context, path string, limit int64) ([]byte, error) {
-	reader, err := s.Driver.Reader(ctx, path, 0)
-	if storage.IsNotFound(err) {
-		return nil, fs.ErrNotExist
-	}
-	if err != nil {
-		return nil, err
-	}
-	defer func() { _ = reader.Close() }()
-	content, err := io.ReadAll(io.LimitReader(reader, limit+1))
-	if err == nil && int64(len(content)) > limit {
-		return nil, errTooLong
-	}
-	return content, err
-}
-
-// Unverified returns the content of a repository's manifest, which may be damaged, or ErrUnknownManifest.
+// Unverified returns the content of a repository's manifest, which may be damaged, or a [distribution.ErrBlobUnknown].
 func (s *Store) Unverified(ctx context.Context, repository string, d digest.Digest) ([]byte, error) {
 	stored, err := s.ReadLink(ctx, storage.RevisionPath(repository, d))
-	if errors.Is(err, distribution.ErrBlobUnknown) {
-		return nil, ErrUnknownManifest
-	}
 	if err != nil {
 		return nil, err
 	}
-	content, err := s.ReadBlob(ctx, stored, oci.MaxManifestSize)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, ErrUnknownManifest
+	return s.readFile(ctx, storage.BlobPath(stored), oci.MaxManifestSize)
+}
+
+// readFile returns the content of a file, or a [distribution.ErrBlobUnknown] if it does not exist or is longer than
+// limit.
+func (s *Store) readFile(ctx context.Context, path string, limit int64) ([]byte, error) {
+	reader, err := s.open(ctx, path)
+	if err != nil {
+		return nil, err
+	}
+	defer reader.Close()
+	content, err := io.ReadAll(io.LimitReader(reader, limit+1))
+	if err == nil && int64(len(content)) > limit {
+		err = distribution.ErrBlobUnknown
 	}
 	return content, err
 }
 
-// ReadBlob returns the content of a blob. The error is [fs.ErrNotExist] if it does not exist, or if it is larger
-// than limit.
-func (s *Store) ReadBlob(ctx context.Context, d digest.Digest, limit int64) ([]byte, error) {
-	content, err := s.readFile(ctx, storage.BlobPath(d), limit)
-	if errors.Is(err, errTooLong) {
-		return nil, fs.ErrNotExist
+func (s *Store) open(ctx context.Context, path string) (io.ReadCloser, error) {
+	reader, err := s.Driver.Reader(ctx, path, 0)
+	if storage.IsNotFound(err) {
+		err = distribution.ErrBlobUnknown
 	}
-	return content, err
+	return reader, err
 }
 
 // Canonical returns the SHA-256 digest of what d names in the whole registry, or a

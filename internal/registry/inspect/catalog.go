@@ -17,7 +17,6 @@ import (
 	"time"
 
 	"github.com/containerd/platforms"
-	"github.com/opencontainers/go-digest"
 	v1 "github.com/opencontainers/image-spec/specs-go/v1"
 
 	"github.com/zarf-dev/zarf-registry/internal/api/catalog"
@@ -157,29 +156,19 @@ var predicateAnnotations = []string{"in-toto.io/predicate-type", "predicateType"
 
 // describeManifest adds what the content of a manifest says.
 func describeManifest(ctx context.Context, i *content.Inventory, m *catalog.Manifest) error {
-	var references content.References
-	var parts struct {
-		MediaType    string            `json:"mediaType"`
-		ArtifactType string            `json:"artifactType"`
-		Config       *v1.Descriptor    `json:"config"`
-		Layers       []v1.Descriptor   `json:"layers"`
-		Manifests    []v1.Descriptor   `json:"manifests"`
-		Annotations  map[string]string `json:"annotations"`
-	}
+	var described content.Described
 	err := i.Decode(ctx, m.Digest, func(data []byte) (err error) {
-		if references, err = content.ParseLimited(data); err == nil {
-			err = json.Unmarshal(data, &parts)
-		}
+		described, err = content.Describe(data)
 		return err
 	})
 	if err != nil {
 		return err
 	}
-	m.MediaType, m.ArtifactType = parts.MediaType, parts.ArtifactType
-	if references.Subject != "" {
-		m.Subject = i.Stored(references.Subject)
+	m.MediaType, m.ArtifactType = described.MediaType, described.ArtifactType
+	if described.Subject != nil {
+		m.Subject = i.Stored(described.Subject.Digest)
 	}
-	for _, needed := range references.Needs {
+	for _, needed := range described.Needs {
 		m.Needs = append(m.Needs, i.Stored(needed))
 	}
 	slices.Sort(m.Needs)
@@ -191,38 +180,29 @@ func describeManifest(ctx context.Context, i *content.Inventory, m *catalog.Mani
 			}
 		}
 	}
-	addPredicate(parts.Annotations)
-	for _, layer := range parts.Layers {
+	addPredicate(described.Annotations)
+	for _, layer := range described.Layers {
 		addPredicate(layer.Annotations)
 	}
-	for _, child := range parts.Manifests {
-		addPlatform(m, child.Platform)
+	all := []v1.Platform{{}}
+	if c := described.Config; c != nil && oci.IsConfig(c.MediaType) {
+		err := i.Decode(ctx, c.Digest, func(data []byte) error { return json.Unmarshal(data, &all[0]) })
+		if err != nil {
+			return fmt.Errorf("its configuration: %w", err)
+		}
 	}
-	if parts.Config != nil {
-		m.ArtifactType = cmp.Or(m.ArtifactType, parts.Config.MediaType)
-		if oci.IsConfig(parts.Config.MediaType) {
-			platform, err := readPlatform(ctx, i, i.Stored(parts.Config.Digest))
-			if err != nil {
-				return fmt.Errorf("its configuration: %w", err)
-			}
-			addPlatform(m, platform)
+	for _, child := range described.Manifests {
+		if child.Platform != nil {
+			all = append(all, *child.Platform)
+		}
+	}
+	for _, p := range all {
+		if p.OS == "" || p.OS == "unknown" { // that of an attestation
+			continue
+		}
+		if text := platforms.Format(platforms.Normalize(p)); !slices.Contains(m.Platforms, text) {
+			m.Platforms = append(m.Platforms, text)
 		}
 	}
 	return nil
-}
-
-// readPlatform returns that of an image's configuration.
-func readPlatform(ctx context.Context, i *content.Inventory, d digest.Digest) (*v1.Platform, error) {
-	var platform v1.Platform
-	return &platform, i.Decode(ctx, d, func(data []byte) error { return json.Unmarshal(data, &platform) })
-}
-
-// addPlatform adds a platform, unless it is that of an attestation.
-func addPlatform(m *catalog.Manifest, p *v1.Platform) {
-	if p == nil || p.OS == "" || p.OS == "unknown" {
-		return
-	}
-	if text := platforms.Format(platforms.Normalize(*p)); !slices.Contains(m.Platforms, text) {
-		m.Platforms = append(m.Platforms, text)
-	}
 }

@@ -97,8 +97,8 @@ func (s *Scrubber) Run(
 ) (scrub.Result, error) {
 	r := &scrubRun{
 		Scrubber: s, Inventory: content.Inventory{Driver: s.source.Driver}, pace: newPace(request.Rate), progress: progress,
-		report: report, others: map[content.RepositoryDigest][]digest.Digest{}, missing: map[content.RepositoryDigest]bool{},
-		checked: map[content.Key]bool{}, revisions: map[content.RepositoryDigest]bool{},
+		report: report, missing: map[content.RepositoryDigest]bool{}, checked: map[content.Key]bool{},
+		revisions: map[content.RepositoryDigest]bool{},
 	}
 	var err error
 	if r.record, err = s.read(ctx); err != nil {
@@ -133,7 +133,7 @@ func (s *Scrubber) remains(ctx context.Context, p scrub.Problem) (bool, error) {
 	}
 	for _, image := range p.Images {
 		data, err := s.source.Manifest(ctx, image.Repository, image.Digest)
-		if errors.Is(err, content.ErrUnknownManifest) {
+		if errors.Is(err, distribution.ErrBlobUnknown) {
 			found, err := s.source.Exists(ctx, storage.RevisionPath(image.Repository, image.Digest))
 			if err != nil || found {
 				return found, err

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"iter"
 	"maps"
 	"slices"
@@ -38,10 +37,9 @@ type scrubRun struct {
 	problems []scrub.Problem
 
 	mu sync.Mutex
-	// parents are the manifests that need stored content, in their repository, ordered by that; others those of what is
-	// not stored. Missing is what lacks a link in a repository.
+	// parents are the manifests that need content, in their repository, ordered by that. Missing is what a repository
+	// does not have.
 	parents   []parent
-	others    map[content.RepositoryDigest][]digest.Digest
 	revisions map[content.RepositoryDigest]bool // the manifests of repositories
 	missing   map[content.RepositoryDigest]bool
 	// checked are the manifests that were compared with their digest, and whether they have it.
@@ -120,18 +118,9 @@ func (r *scrubRun) readManifests(ctx context.Context) error {
 
 func (r *scrubRun) readManifest(ctx context.Context, number int32) error {
 	m := r.Manifests[number]
-	stored := r.Stored(m.Digest)
-	_, err := r.source.ReadLink(ctx, storage.RevisionPath(m.Repository, m.Digest))
-	switch {
-	case r.Blob(stored) == nil, content.IsDamaged(err):
-		r.lacks(m.RepositoryDigest, m.Digest)
-		return nil
-	case err != nil && !errors.Is(err, distribution.ErrBlobUnknown):
-		return err
-	}
-	data, err := r.source.ReadBlob(ctx, stored, oci.MaxManifestSize)
-	if errors.Is(err, fs.ErrNotExist) {
-		r.lacks(m.RepositoryDigest, m.Digest)
+	data, err := r.source.Unverified(ctx, m.Repository, m.Digest)
+	if errors.Is(err, distribution.ErrBlobUnknown) || content.IsDamaged(err) {
+		r.lacks(number, m.Digest)
 		return nil
 	}
 	if err != nil {
@@ -140,10 +129,10 @@ func (r *scrubRun) readManifest(ctx context.Context, number int32) error {
 	if err := r.pace.WaitN(ctx, len(data)); err != nil {
 		return err
 	}
+	stored := r.Stored(m.Digest)
 	intact := stored.Algorithm().FromBytes(data) == stored
-	key := r.Blob(stored).Key
 	r.mu.Lock()
-	r.checked[key] = intact
+	r.checked[content.KeyOf(stored)] = intact
 	r.mu.Unlock()
 	if !intact {
 		return nil
@@ -152,12 +141,12 @@ func (r *scrubRun) readManifest(ctx context.Context, number int32) error {
 	if err != nil {
 		return nil //nolint:nilerr // not a manifest as this registry understands it
 	}
-	for _, blob := range described.Blobs {
+	for _, blob := range described.Blobs() {
 		if err := r.needs(ctx, number, blob, storage.LayerPath(m.Repository, blob.Digest)); err != nil {
 			return err
 		}
 	}
-	for _, child := range described.Children {
+	for _, child := range described.Manifests {
 		if err := r.needs(ctx, number, child, storage.RevisionPath(m.Repository, child.Digest)); err != nil {
 			return err
 		}
@@ -167,51 +156,46 @@ func (r *scrubRun) readManifest(ctx context.Context, number int32) error {
 
 // needs records that a manifest needs content, to which the repository has a link.
 func (r *scrubRun) needs(ctx context.Context, number int32, needed v1.Descriptor, link string) error {
-	m := r.Manifests[number].RepositoryDigest
 	if oci.IsNonDistributable(needed.MediaType) {
 		return nil
 	}
 	stored, err := r.source.ReadLink(ctx, link)
 	switch {
 	case errors.Is(err, distribution.ErrBlobUnknown), content.IsDamaged(err):
-		r.lacks(content.RepositoryDigest{Repository: m.Repository, Digest: needed.Digest}, m.Digest)
+		r.lacks(number, needed.Digest)
 		return nil
 	case err != nil:
 		return err
-	}
-	b := r.Blob(stored)
-	if b == nil {
-		r.lacks(content.RepositoryDigest{Repository: m.Repository, Digest: stored}, m.Digest)
+	case r.Blob(stored) == nil:
+		r.lacks(number, stored)
 		return nil
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.parents = append(r.parents, parent{b.Key, number})
+	r.parents = append(r.parents, parent{content.KeyOf(stored), number})
 	return nil
 }
 
-// lacks records that a repository does not have content that a manifest needs.
-func (r *scrubRun) lacks(what content.RepositoryDigest, manifest digest.Digest) {
+// lacks records that a manifest's repository does not have what the manifest needs, or itself.
+func (r *scrubRun) lacks(number int32, d digest.Digest) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.missing[what] = true
-	if manifest != what.Digest {
-		r.others[what] = append(r.others[what], manifest)
+	m := r.Manifests[number]
+	r.missing[content.RepositoryDigest{Repository: m.Repository, Digest: d}] = true
+	if d != m.Digest {
+		r.parents = append(r.parents, parent{content.KeyOf(r.Stored(d)), number})
 	}
 }
 
-// needing returns the manifests that need stored content.
+// needing returns the manifests that need content.
 func (r *scrubRun) needing(d digest.Digest) iter.Seq[content.RepositoryDigest] {
 	return func(yield func(content.RepositoryDigest) bool) {
-		b := r.Blob(d)
-		if b == nil {
-			return
-		}
-		first, _ := slices.BinarySearchFunc(r.parents, b.Key, func(p parent, k content.Key) int {
+		key := content.KeyOf(r.Stored(d))
+		first, _ := slices.BinarySearchFunc(r.parents, key, func(p parent, k content.Key) int {
 			return p.child.Compare(k)
 		})
 		for _, p := range r.parents[first:] {
-			if p.child != b.Key || !yield(r.Manifests[p.manifest].RepositoryDigest) {
+			if p.child != key || !yield(r.Manifests[p.manifest].RepositoryDigest) {
 				return
 			}
 		}
@@ -312,7 +296,7 @@ func (r *scrubRun) images(what content.RepositoryDigest) []scrub.Image {
 		for _, tag := range r.Tagged[key] {
 			images = append(images, scrub.Image{Repository: what.Repository, Tag: tag, Digest: d})
 		}
-		parents := slices.Clone(r.others[key])
+		var parents []digest.Digest
 		for m := range r.needing(d) {
 			if m.Repository == what.Repository {
 				parents = append(parents, m.Digest)

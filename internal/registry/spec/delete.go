@@ -11,6 +11,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/distribution/distribution/v3"
 	"github.com/distribution/distribution/v3/registry/api/errcode"
 	"github.com/opencontainers/go-digest"
 
@@ -76,6 +77,11 @@ type repositoryDeletion struct {
 // second or later, or an index refers to them that is not deleted. It calls report for each, one at a time.
 func (s *Registry) deleteManifests(ctx context.Context, manifests map[string][]digest.Digest, since time.Time,
 	report func(m content.RepositoryDigest, existed bool, kept error)) (err error) {
+	if !since.IsZero() {
+		if err := s.AwaitRebuild(ctx); err != nil {
+			return err
+		}
+	}
 	all := &manifestDeletion{Registry: s, since: since, report: report}
 	repositories, err := storage.InOrder(ctx, slices.Sorted(maps.Keys(manifests)), storage.ManifestConcurrency,
 		func(ctx context.Context, repository string) (*repositoryDeletion, error) {
@@ -160,9 +166,12 @@ func (r *repositoryDeletion) name(ctx context.Context, digests []digest.Digest) 
 			if !several {
 				return names, nil
 			}
-			data, err := r.read(ctx, d)
-			if data == nil || err != nil {
-				return names, err
+			data, err := r.Unverified(ctx, r.repository, d)
+			if errors.Is(err, distribution.ErrBlobUnknown) || content.IsDamaged(err) {
+				return names, nil
+			}
+			if err != nil {
+				return nil, err
 			}
 			for _, algorithm := range []digest.Algorithm{digest.SHA256, digest.SHA384, digest.SHA512} {
 				if other := algorithm.FromBytes(data); other != d {
@@ -172,15 +181,6 @@ func (r *repositoryDeletion) name(ctx context.Context, digests []digest.Digest) 
 			return names, nil
 		})
 	return err
-}
-
-// read returns the content of a manifest; nil if it is missing or its link is damaged.
-func (r *repositoryDeletion) read(ctx context.Context, d digest.Digest) ([]byte, error) {
-	data, err := r.Unverified(ctx, r.repository, d)
-	if errors.Is(err, content.ErrUnknownManifest) || content.IsDamaged(err) {
-		return nil, nil
-	}
-	return data, err
 }
 
 // check returns why a manifest must be kept, or an index that refers to it.
@@ -218,19 +218,17 @@ func (r *repositoryDeletion) check(ctx context.Context, names []digest.Digest) (
 
 // remove removes a manifest, and then its back links.
 func (r *repositoryDeletion) remove(ctx context.Context, names []digest.Digest) (existed bool, err error) {
-	data, err := r.read(ctx, names[0])
-	if err != nil {
-		return false, err
-	}
-	described, _ := content.Describe(data) // what is no manifest has no back links
 	var dirs []string
 	for _, d := range names {
+		links, err := r.BackLinksOf(ctx, r.repository, d)
+		if err != nil {
+			return false, err
+		}
 		removed, err := r.intent.Delete(ctx, storage.RevisionPath(r.repository, d))
 		if err != nil {
 			return false, err
 		}
 		existed = existed || removed
-		links, _ := described.BackLinks(r.repository, d)
 		dirs = append(dirs, links.Dirs()...)
 	}
 	err = storage.InParallel(ctx, dirs, storage.ManifestConcurrency, func(ctx context.Context, dir string) error {

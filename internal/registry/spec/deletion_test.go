@@ -84,7 +84,6 @@ func openHooked(t *testing.T, root string, hooked *hookedDriver) *Registry {
 func openAt(t *testing.T, root string, wrap func(storagedriver.StorageDriver) storagedriver.StorageDriver) *Registry {
 	t.Helper()
 	s := open(t, fmt.Sprintf("filesystem: {rootdirectory: %q}", root))
-	s.Rebuilt.Store(true)
 	s.Driver = wrap(s.Driver)
 	c := collect.New(s.Store, root)
 	c.Times = shortTimes

@@ -63,16 +63,16 @@ func (s *Registry) getManifest(w http.ResponseWriter, r *http.Request, to reques
 		defer func() { use.Done(err == nil) }()
 	}
 	data, err := s.Manifest(ctx, to.Repository, d)
-	if errors.Is(err, content.ErrUnknownManifest) || content.IsDamaged(err) {
+	if errors.Is(err, distribution.ErrBlobUnknown) || content.IsDamaged(err) {
 		return unknown
 	}
 	if err != nil {
 		return err
 	}
-	described, err := content.Describe(data) // which limits what distribution's decoders take
+	described, err := content.Describe(data)
 	mediaType := described.Type()
 	if err == nil {
-		_, _, err = distribution.UnmarshalManifest(mediaType, data)
+		err = described.CheckType(mediaType)
 	}
 	if err != nil {
 		s.Log.Warn("stored manifest is invalid", "repository", to.Repository, "digest", d.String(), "error", err)
@@ -163,7 +163,7 @@ const storeAttempts = 5
 // store writes a manifest with its links, until no deletion has removed any of them: see collect.Intent.
 func (s *Registry) store(ctx context.Context, p *push) error {
 	involved := slices.Clone(p.digests)
-	for _, child := range p.Children {
+	for _, child := range p.Manifests {
 		involved = append(involved, child.Digest)
 	}
 	for range storeAttempts {

@@ -3,13 +3,13 @@ package spec
 import (
 	"errors"
 	"io"
+	"mime"
 	"net/http"
 	"net/url"
 	"regexp"
 	"slices"
 	"strings"
 
-	"github.com/distribution/distribution/v3"
 	"github.com/distribution/distribution/v3/configuration"
 	"github.com/distribution/distribution/v3/registry/api/errcode"
 	"github.com/distribution/reference"
@@ -81,17 +81,17 @@ func (s *Registry) newPush(r *http.Request, to request.Target, data []byte) (*pu
 }
 
 func (p *push) parse(mediaType string) (err error) {
-	if p.Described, err = content.Describe(p.content); err != nil { // it limits what distribution's decoders take
+	if p.Described, err = content.Describe(p.content); err != nil {
 		return err
 	}
 	if p.SchemaVersion != 2 {
 		return errors.New("the schema version is not 2")
 	}
-	if _, _, err = distribution.UnmarshalManifest(mediaType, p.content); err != nil {
+	p.links = p.BackLinks(p.repository, p.name())
+	if mediaType, _, err = mime.ParseMediaType(mediaType); err != nil {
 		return err
 	}
-	p.links, err = p.BackLinks(p.repository, p.name())
-	return err
+	return p.CheckType(mediaType)
 }
 
 // reserve keeps space for the manifest's back links. Created must be called if they are stored.
@@ -108,8 +108,8 @@ func (p *push) reserve(body io.Reader) (created func(), err error) {
 func (p *push) describe(header http.Header) {
 	header.Set("Docker-Content-Digest", p.name().String())
 	header.Set("Location", "/v2/"+p.repository+"/manifests/"+p.name().String())
-	if p.Subject != "" {
-		header.Set("OCI-Subject", p.Subject.String())
+	if p.Subject != nil {
+		header.Set("OCI-Subject", p.Subject.Digest.String())
 	}
 	if p.byDigest {
 		for _, tag := range p.tags {
@@ -133,7 +133,7 @@ func newURLPolicy(config configuration.Validation) (p urlPolicy) {
 }
 
 func (p urlPolicy) permit(m content.Described) bool {
-	for _, blob := range m.Blobs {
+	for _, blob := range m.Blobs() {
 		for _, text := range blob.URLs {
 			u, err := url.Parse(text)
 			if err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Fragment != "" ||

@@ -53,6 +53,7 @@ func open(t *testing.T, section string) *Registry {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = s.Shutdown() })
+	s.Rebuilt.Store(true)
 	c := collect.New(s.Store, "")
 	c.Times = shortTimes
 	s.Use(c, volume.New("", log))

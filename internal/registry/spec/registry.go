@@ -126,7 +126,7 @@ func (s *Registry) serve(w http.ResponseWriter, r *http.Request) {
 
 // audit writes a line of the audit trail: a client has changed what a name refers to, a tag or a digest.
 func (s *Registry) audit(ctx context.Context, action, repository, name string, d digest.Digest) {
-	audit.Log(ctx, s.Log, action, request.Reference(repository, name), d.String(), request.CallerOf(ctx).Audit()...)
+	audit.Log(ctx, s.Log, action, repository, name, d.String())
 }
 
 // fail responds with an error, which is logged if it is not the client's.

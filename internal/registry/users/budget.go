@@ -79,8 +79,8 @@ type budgets struct {
 	swept time.Time
 }
 
-// spending is work for which spend has found a budget.
-type spending struct {
+// reservation is work for which spend has found a budget.
+type reservation struct {
 	budgets      *budgets
 	user, source *budget
 	rounds       float64
@@ -89,7 +89,7 @@ type spending struct {
 
 // spend reserves the rounds of a check, from the budget of the user and from that of the source. It returns
 // nil if one of them is used up. If refused, no check is necessary: the password is known to be wrong.
-func (b *budgets) spend(from Origin, name string, u *User, mac passwordMAC) (s *spending, refused bool) {
+func (b *budgets) spend(from Origin, name string, u *User, mac passwordMAC) (s *reservation, refused bool) {
 	known := name != ""
 	userLimit, sourceLimit := knownLimit, knownSourceLimit
 	if !known {
@@ -105,7 +105,7 @@ func (b *budgets) spend(from Origin, name string, u *User, mac passwordMAC) (s *
 	if source.spent >= source.burst || total.spent >= total.burst {
 		return nil, false
 	}
-	s = &spending{budgets: b, user: total, source: source, rounds: u.rounds(), suspect: !known || source.spent > 0}
+	s = &reservation{budgets: b, user: total, source: source, rounds: u.rounds(), suspect: !known || source.spent > 0}
 	source.spent += s.rounds
 	total.spent += s.rounds
 	return s, false
@@ -144,7 +144,7 @@ func (b *budgets) sweep(now time.Time) {
 }
 
 // refund returns what was reserved, after a successful check.
-func (s *spending) refund() {
+func (s *reservation) refund() {
 	s.budgets.mu.Lock()
 	defer s.budgets.mu.Unlock()
 	s.user.spent = max(0, s.user.spent-s.rounds)
@@ -152,7 +152,7 @@ func (s *spending) refund() {
 }
 
 // refuse remembers a wrong password.
-func (s *spending) refuse(u *User, mac passwordMAC) {
+func (s *reservation) refuse(u *User, mac passwordMAC) {
 	s.budgets.mu.Lock()
 	defer s.budgets.mu.Unlock()
 	s.source.of, s.source.refused = u, mac

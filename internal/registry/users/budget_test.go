@@ -19,9 +19,9 @@ var attacker = netip.MustParseAddr("10.6.6.6")
 func (c *Users) flood(t *testing.T, from Origin, name string, n int) (checked int) {
 	t.Helper()
 	table := c.current.Load()
-	u, known := table.find(name, from.Exposed), name
+	u, known := table.of(from.Exposed).users[name], name
 	if u == nil {
-		u, known = table.dummyUser, ""
+		u, known = table.of(from.Exposed).dummy, ""
 	}
 	for range n - 1 {
 		if spent, _ := c.budgets.spend(from, known, u, c.passwordMAC(name, rand.Text())); spent != nil {

@@ -23,9 +23,38 @@ type userTable struct {
 	pull *userFile // nil while the file does not exist
 	// exposed are the users who may only pull from outside; nil while the file does not exist.
 	exposed *userFile
-	// dummyUser stands for every unknown user of the listeners inside the cluster, and exposedDummy for those
-	// of the exposed listener, so that an unknown name takes as long as a wrong password.
-	dummyUser, exposedDummy *User
+	// inside are the users whom the listeners inside the cluster accept, outside those of the exposed listener.
+	inside, outside userSet
+}
+
+// userSet are the users whom a listener accepts.
+type userSet struct {
+	users map[string]*User
+	// dummy stands for every unknown user, so that an unknown name takes as long as a wrong password.
+	dummy *User
+}
+
+// newUserSet returns the users of the existing files. If a name is in two files, which can happen only when the first
+// one changes, the first one takes precedence.
+func newUserSet(dummy *User, files ...*userFile) (s userSet, err error) {
+	s.users = map[string]*User{}
+	cost := 0
+	for _, file := range slices.Backward(files) {
+		if file != nil {
+			maps.Copy(s.users, file.users)
+			cost = max(cost, file.cost)
+		}
+	}
+	s.dummy, err = dummy.withCost(cost)
+	return s, err
+}
+
+// of returns the users whom a listener accepts.
+func (t *userTable) of(exposed bool) userSet {
+	if exposed {
+		return t.outside
+	}
+	return t.inside
 }
 
 // userFile is one generation of one file. It is immutable apart from its users' caches, whose entries
@@ -169,40 +198,4 @@ func (t *userTable) collision(path string, file *userFile) error {
 		}
 	}
 	return nil
-}
-
-// accepted returns the existing files whose users a listener accepts, in order of precedence.
-func (t *userTable) accepted(exposed bool) (files []*userFile) {
-	for _, file := range []*userFile{t.push, t.pull, t.exposed} {
-		if file != nil && (exposed || file != t.exposed) {
-			files = append(files, file)
-		}
-	}
-	return files
-}
-
-// cost returns the highest cost of the users that a listener accepts.
-func (t *userTable) cost(exposed bool) (cost int) {
-	for _, file := range t.accepted(exposed) {
-		cost = max(cost, file.cost)
-	}
-	return cost
-}
-
-// find returns a user that a listener accepts, or nil. If a name is in two files, which can happen only when
-// the first one changes, the first one takes precedence.
-func (t *userTable) find(name string, exposed bool) *User {
-	for _, file := range t.accepted(exposed) {
-		if u := file.users[name]; u != nil {
-			return u
-		}
-	}
-	return nil
-}
-
-func (t *userTable) size() (n int) {
-	for _, file := range t.accepted(true) {
-		n += len(file.users)
-	}
-	return n
 }

@@ -154,7 +154,7 @@ func (c *Users) logReload(changed bool, err error) {
 		}
 	}
 	if changed || previous != "" && err == nil {
-		c.log.Info("credentials reloaded", "users", c.current.Load().size())
+		c.log.Info("credentials reloaded", "users", len(c.current.Load().outside.users))
 	}
 }
 
@@ -175,10 +175,10 @@ func (c *Users) reload() (changed bool, err error) {
 		return false, err
 	}
 
-	var dummyErr, exposedDummyErr error
-	next.dummyUser, dummyErr = old.dummyUser.withCost(next.cost(false))
-	next.exposedDummy, exposedDummyErr = old.exposedDummy.withCost(next.cost(true))
-	if err := errors.Join(dummyErr, exposedDummyErr); err != nil {
+	var insideErr, outsideErr error
+	next.inside, insideErr = newUserSet(old.inside.dummy, next.push, next.pull)
+	next.outside, outsideErr = newUserSet(old.outside.dummy, next.push, next.pull, next.exposed)
+	if err := errors.Join(insideErr, outsideErr); err != nil {
 		return false, err
 	}
 	c.current.Store(next)
@@ -191,14 +191,11 @@ func (c *Users) HasPullUsers() bool { return c.current.Load().pull != nil }
 // Verify returns the user, or nil if the user is unknown at the listener or the password is wrong. The only
 // errors are TOOMANYREQUESTS, if a budget is used up, and ctx.Err().
 func (c *Users) Verify(ctx context.Context, from Origin, name, password string) (*User, error) {
-	table := c.current.Load()
 	mac := c.passwordMAC(name, password)
-	u := table.find(name, from.Exposed)
+	accepted := c.current.Load().of(from.Exposed)
+	u := accepted.users[name]
 	if u == nil {
-		name, u = "", table.dummyUser
-		if from.Exposed {
-			u = table.exposedDummy
-		}
+		name, u = "", accepted.dummy
 	}
 	if u.hasCached(mac) {
 		c.Checks[checkCached].Add(1)
@@ -309,5 +306,5 @@ func (c *Users) Report() *reloadstatus.Credentials {
 // Known reports whether name is a user of a listener. Only known names may be logged, because people type
 // passwords into the wrong field.
 func (c *Users) Known(from Origin, name string) bool {
-	return c.current.Load().find(name, from.Exposed) != nil
+	return c.current.Load().of(from.Exposed).users[name] != nil
 }

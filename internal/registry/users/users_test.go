@@ -161,7 +161,7 @@ func TestUnknownUsersCostAsMuchAsWrongPasswords(t *testing.T) {
 	for _, dummy := range []struct {
 		*User
 		want int
-	}{{table.dummyUser, 5}, {table.exposedDummy, 6}} {
+	}{{table.inside.dummy, 5}, {table.outside.dummy, 6}} {
 		if cost, err := bcrypt.Cost(dummy.hash); err != nil || cost != dummy.want || dummy.cost != cost {
 			t.Errorf("a dummy user costs %d, %v, want %d", cost, err, dummy.want)
 		}

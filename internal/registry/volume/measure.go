@@ -12,6 +12,8 @@ import (
 
 // Update measures the volume. It may hang with it.
 func (s *Space) Update() {
+	s.measuring.Lock()
+	defer s.measuring.Unlock()
 	s.mu.Lock()
 	before := s.received // has been written
 	s.mu.Unlock()

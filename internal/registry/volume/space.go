@@ -36,6 +36,8 @@ type Space struct {
 	log  *slog.Logger
 	now  func() time.Time
 
+	measuring sync.Mutex // so that no measurement replaces one that began later
+
 	mu       sync.Mutex
 	usage    space.Usage // as last measured; zero before, without a root, and if the file system does not tell its size
 	received int64       // by uploads since then
