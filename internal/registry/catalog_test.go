@@ -151,31 +151,3 @@ func TestPreviewOfADeletionIsExact(t *testing.T) {
 	}
 	c.must(http.StatusOK, "GET", "/v2/team/a/blobs/"+digest.FromString("shared layer").String(), nil)
 }
-
-func TestConditionalDeletion(t *testing.T) {
-	t.Parallel()
-	i := startQuick(t, newTestCA(t), t.TempDir())
-	c := i.pusher()
-	since := func(at time.Time) []string { return []string{"If-Unmodified-Since", at.UTC().Format(http.TimeFormat)} }
-	image, text := c.pushImage("a", "1", "layer")
-	child := c.pushPlatform("a", "layer of an index")
-	index, _ := c.pushIndex("a", "multi", child)
-	path := "/v2/a/manifests/"
-
-	refused := c.must(http.StatusPreconditionFailed, "DELETE", path+image.String(), nil, since(time.Now().Add(-time.Minute))...)
-	if !strings.Contains(refused.body, "pushed again") {
-		t.Errorf("pushed since: %s", refused.body)
-	}
-	refused = c.must(http.StatusPreconditionFailed, "DELETE", path+child.String(), nil, since(time.Now().Add(time.Minute))...)
-	if !strings.Contains(refused.body, index.String()) {
-		t.Errorf("part of an index: %s", refused.body)
-	}
-	c.must(http.StatusBadRequest, "DELETE", path+image.String(), nil, "If-Unmodified-Since", "yesterday")
-	for _, ref := range []string{"1", "multi", child.String()} {
-		c.must(http.StatusOK, "GET", path+ref, nil)
-	}
-	c.must(http.StatusAccepted, "DELETE", path+index.String(), nil, since(time.Now().Add(time.Minute))...)
-	c.must(http.StatusAccepted, "DELETE", path+child.String(), nil, since(time.Now().Add(time.Minute))...)
-	c.must(http.StatusNotFound, "GET", path+child.String(), nil)
-	c.must(http.StatusCreated, "PUT", path+"1", strings.NewReader(text), "Content-Type", ociManifest)
-}

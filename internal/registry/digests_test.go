@@ -139,6 +139,7 @@ func TestSHA512Manifests(t *testing.T) {
 			if got.Header.Get("Docker-Content-Digest") != d.String() || got.Header.Get("ETag") != `"`+d.String()+`"` {
 				t.Errorf("%s %s: headers %v", method, reference, got.Header)
 			}
+			node.must(http.StatusNotModified, method, "/v2/a/manifests/"+reference, nil, "If-None-Match", got.Header.Get("ETag"))
 			if method == "GET" && digest.SHA512.FromString(got.body) != d {
 				t.Errorf("%s: %q", reference, got.body)
 			}

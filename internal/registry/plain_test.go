@@ -453,21 +453,3 @@ func pullOnce(address, path string) (body string, status int, err error) {
 	data, _ := io.ReadAll(response.Body) // the caller compares it
 	return string(data), response.StatusCode, nil
 }
-
-// The kubelet swaps directories while the file is read.
-func TestVolumeUpdatesDoNotCloseThePlainListener(t *testing.T) {
-	t.Parallel()
-	f := openFollowed(t)
-	f.server.credentials.Interval = 20 * time.Microsecond
-	f.addUser(pullUser, pullPassword)
-	f.run()
-	data := tlsfilestest.Files{"htpasswd": htpasswd(t, pullUser, pullPassword)}
-	const closed = `"msg":"plain listener closed"`
-	before := f.timesLogged(closed)
-	for range 500 {
-		tlsfilestest.WriteSecret(t, f.volume, data)
-	}
-	if got := f.timesLogged(closed) - before; got != 0 {
-		t.Errorf("updates closed the listener %d times", got)
-	}
-}

@@ -14,29 +14,6 @@ import (
 // The official suite tests the OCI distribution specification (test/conformance). These are tests of what it leaves
 // open.
 
-func TestValidatorsOfContent(t *testing.T) {
-	t.Parallel()
-	i := start(t, newTestCA(t), t.TempDir())
-	d, _ := i.pusher().pushImage("pull/me", "v1", "the layer")
-	layer, node := digest.FromString("the layer").String(), i.node()
-	for path, want := range map[string]string{
-		"/v2/pull/me/manifests/v1": d.String(), "/v2/pull/me/blobs/" + layer: layer,
-	} {
-		tag := node.must(http.StatusOK, "HEAD", path, nil).Header.Get("ETag")
-		if tag != `"`+want+`"` {
-			t.Errorf("%s: ETag %s", path, tag)
-		}
-		node.must(http.StatusNotModified, "GET", path, nil, "If-None-Match", tag)
-	}
-	blob := "/v2/pull/me/blobs/" + layer
-	for header, want := range map[string]string{"bytes=4-": "layer", "bytes=-2": "er", "bytes=4-100": "layer"} {
-		if got := node.must(http.StatusPartialContent, "GET", blob, nil, "Range", header); got.body != want {
-			t.Errorf("%s: %q", header, got.body)
-		}
-	}
-	node.must(http.StatusRequestedRangeNotSatisfiable, "GET", blob, nil, "Range", "bytes=9-")
-}
-
 func TestManifestsHaveATypeThatTheClientAccepts(t *testing.T) {
 	t.Parallel()
 	i := start(t, newTestCA(t), t.TempDir())
@@ -160,38 +137,6 @@ func TestListsAreOrderedAndPaged(t *testing.T) {
 	slices.Sort(got) // S3 lists another-one first
 	if !slices.Equal(got, []string{"another", "another-one", "many/tags"}) || pages < 3 {
 		t.Errorf("catalog %v in %d pages", got, pages)
-	}
-}
-
-func TestDeletedContentCanBePushedAgain(t *testing.T) {
-	t.Parallel()
-	i := start(t, newTestCA(t), t.TempDir())
-	c, node := i.pusher(), i.node()
-	d, _ := c.pushImage("delete/me", "v1", "layer")
-	blob := "/v2/delete/me/blobs/" + digest.FromString("layer").String()
-	c.must(http.StatusAccepted, "DELETE", "/v2/delete/me/manifests/v1", nil)
-	node.must(http.StatusOK, "GET", "/v2/delete/me/manifests/"+d.String(), nil) // by digest it is still there
-	c.must(http.StatusAccepted, "DELETE", "/v2/delete/me/manifests/"+d.String(), nil)
-	node.must(http.StatusOK, "GET", blob, nil)
-	c.must(http.StatusAccepted, "DELETE", blob, nil)
-	node.must(http.StatusNotFound, "GET", blob, nil)
-	c.pushImage("delete/me", "v1", "layer")
-	node.must(http.StatusOK, "GET", "/v2/delete/me/manifests/v1", nil)
-}
-
-func TestDeletingAManifestDeletesItsTags(t *testing.T) {
-	t.Parallel()
-	i := start(t, newTestCA(t), t.TempDir())
-	c := i.pusher()
-	d, _ := c.pushImage("a", "one", "layer")
-	c.pushImage("a", "two", "layer")
-	c.must(http.StatusAccepted, "DELETE", "/v2/a/manifests/"+d.String(), nil)
-	if s3 != nil { // the repository is gone
-		c.must(http.StatusNotFound, "GET", "/v2/a/tags/list", nil)
-		return
-	}
-	if a := c.must(http.StatusOK, "GET", "/v2/a/tags/list", nil); a.body != `{"name":"a","tags":[]}`+"\n" {
-		t.Errorf("%s", a.body)
 	}
 }
 

@@ -14,6 +14,11 @@ import (
 	"testing"
 	"time"
 
+	"github.com/aws/aws-sdk-go/aws"
+	"github.com/aws/aws-sdk-go/aws/credentials"
+	"github.com/aws/aws-sdk-go/aws/session"
+	awss3 "github.com/aws/aws-sdk-go/service/s3"
+	distributionstorage "github.com/distribution/distribution/v3/registry/storage"
 	"github.com/opencontainers/go-digest"
 
 	"github.com/zarf-dev/zarf-registry/internal/net/freeport"
@@ -61,6 +66,44 @@ func TestUploadsOutliveTheirRequest(t *testing.T) {
 	c.must(http.StatusCreated, "PUT", finish, nil)
 	if got := c.must(http.StatusOK, "GET", "/v2/slow-copies/blobs/"+digest.FromString(content).String(), nil).body; got != content {
 		t.Errorf("%d bytes", len(got))
+	}
+}
+
+// D7: distribution's purge removes the files of an abandoned upload. S3 keeps its parts, which are in no file, until the
+// upload is aborted.
+func TestThePurgeAbortsAbandonedUploads(t *testing.T) {
+	t.Parallel()
+	if s3 == nil {
+		t.Skipf("needs S3: set %s", s3test.ProgramVariable)
+	}
+	root := t.TempDir()
+	i := start(t, newTestCA(t), root)
+	c := i.pusher()
+	c.must(http.StatusAccepted, "PATCH", c.begin("a"), strings.NewReader(strings.Repeat("large", 4<<20)))
+	bucket := awss3.New(session.Must(session.NewSession(&aws.Config{Endpoint: &s3.Endpoint, Region: aws.String(s3test.Region),
+		Credentials: credentials.NewStaticCredentials(s3test.AccessKey, s3test.SecretKey, ""), S3ForcePathStyle: aws.Bool(true)})))
+	uploads := func() (n int) {
+		t.Helper()
+		list, err := bucket.ListMultipartUploads(&awss3.ListMultipartUploadsInput{Bucket: aws.String(filepath.Base(os.TempDir()))})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, upload := range list.Uploads {
+			if strings.Contains("/"+*upload.Key, strings.TrimPrefix(root, os.TempDir())+"/") {
+				n++
+			}
+		}
+		return n
+	}
+	if n := uploads(); n != 1 {
+		t.Fatalf("%d uploads in S3", n)
+	}
+	purged, errs := distributionstorage.PurgeUploads(t.Context(), i.server.source.Driver, time.Now().Add(time.Hour), true)
+	if len(purged) != 1 || len(errs) > 0 {
+		t.Fatalf("purged %q, %v", purged, errs)
+	}
+	if n := uploads(); n != 0 {
+		t.Errorf("%d uploads in S3 after the purge", n)
 	}
 }
 

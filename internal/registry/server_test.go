@@ -262,6 +262,9 @@ func TestReadiness(t *testing.T) {
 func TestUploadsMoveBetweenReplicas(t *testing.T) {
 	t.Parallel()
 	ca, root := newTestCA(t), t.TempDir()
+	secret := func(end string) string {
+		return writeFile(t, filepath.Join(t.TempDir(), "secret"), []byte(strings.Repeat("s", minUploadSecret-1)+end))
+	}
 	for name, tt := range map[string]struct {
 		second func(first *Options) func(*Options)
 		status int
@@ -276,46 +279,23 @@ func TestUploadsMoveBetweenReplicas(t *testing.T) {
 			return func(o *Options) { o.Config.HTTP.Secret = first.Config.HTTP.Secret }
 		}, http.StatusCreated},
 		"replicas with other push users do not": {func(*Options) func(*Options) { return func(*Options) {} }, http.StatusNotFound},
+		"replicas with the same upload secret share it": {func(first *Options) func(*Options) {
+			first.UploadSecret = secret("0")
+			return func(o *Options) { o.UploadSecret = secret("0\n") }
+		}, http.StatusCreated},
+		"replicas with different upload secrets do not": {func(first *Options) func(*Options) {
+			first.UploadSecret = secret("0")
+			return func(o *Options) { o.UploadSecret = secret("1") }
+		}, http.StatusNotFound},
 	} {
 		t.Run(name, func(t *testing.T) {
-			one := start(t, ca, root)
-			two := start(t, ca, root, tt.second(&one.server.options))
+			var second func(*Options)
+			one := start(t, ca, root, func(o *Options) { second = tt.second(o) })
+			two := start(t, ca, root, second)
 			upload := one.pusher().begin("a")
 			two.pusher().must(tt.status, "PUT", upload+"&digest="+digest.FromString(name).String(),
 				strings.NewReader(name))
 		})
-	}
-}
-
-func TestUploadsMoveBetweenReplicasWithTheSameUploadSecret(t *testing.T) {
-	t.Parallel()
-	ca, root := newTestCA(t), t.TempDir()
-	secret := func(content string) func(*Options) {
-		file := writeFile(t, filepath.Join(t.TempDir(), "upload-secret"), []byte(content))
-		return func(o *Options) { o.UploadSecret = file }
-	}
-	// Their push users differ, as if one was started after the credential was changed.
-	one := start(t, ca, root, secret(strings.Repeat("s", minUploadSecret)))
-	upload := one.pusher().begin("a")
-	path := upload + "&digest=" + digest.FromString("moved").String()
-	start(t, ca, root, secret(strings.Repeat("x", minUploadSecret))).pusher().must(http.StatusNotFound, "PUT", path,
-		strings.NewReader("moved"))
-	start(t, ca, root, secret(strings.Repeat("s", minUploadSecret)+"\n")).pusher().must(http.StatusCreated, "PUT", path,
-		strings.NewReader("moved"))
-
-	for _, test := range []struct {
-		change func(*Options)
-		want   string
-	}{
-		{secret("short"), "has 5 bytes: want at least 32"},
-		{func(o *Options) { o.UploadSecret = filepath.Join(root, "none") }, "reading upload secret"},
-	} {
-		options := one.server.options
-		options.Config.HTTP.Secret = ""
-		test.change(&options)
-		if _, err := Open(options); err == nil || !strings.Contains(err.Error(), test.want) {
-			t.Errorf("the error is %v, want one with %q", err, test.want)
-		}
 	}
 }
 
@@ -430,6 +410,8 @@ func TestOpenRejects(t *testing.T) {
 		"no users":                {func(o *Options) { o.Htpasswd = "" }, "--htpasswd is required"},
 		"a missing file of users": {func(o *Options) { o.Htpasswd = filepath.Join(dir, "none") }, filepath.Join(dir, "none")},
 		"an empty file of users":  {func(o *Options) { o.Htpasswd = file }, "no users"},
+		"a short upload secret":   {func(o *Options) { o.UploadSecret = file }, "has 0 bytes: want at least 32"},
+		"no upload secret":        {func(o *Options) { o.UploadSecret = dir }, "reading upload secret"},
 		"pull users without a listener for them": {func(o *Options) {
 			o.PullHtpasswd, o.PlainListen, o.Listen, o.TLSDir = file, "", ":0", dir
 		}, "--pull-htpasswd"},

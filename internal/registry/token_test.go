@@ -8,11 +8,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-containerregistry/pkg/authn"
-	"github.com/google/go-containerregistry/pkg/name"
-	images "github.com/google/go-containerregistry/pkg/v1/random"
-	"github.com/google/go-containerregistry/pkg/v1/remote"
-
 	"github.com/zarf-dev/zarf-registry/internal/pki"
 	"github.com/zarf-dev/zarf-registry/internal/registry/request"
 	"github.com/zarf-dev/zarf-registry/internal/registry/users"
@@ -223,45 +218,4 @@ func TestTokens(t *testing.T) {
 	eventually(t, "the token is refused", func() bool {
 		return e.outsider().with("Bearer "+outsider, "GET", "/v2/") == http.StatusUnauthorized
 	})
-}
-
-// A real client that requests /v2/ first pushes and, with and without a credential, pulls.
-func TestPushAndPullWithGoContainerRegistry(t *testing.T) {
-	t.Parallel()
-	i := start(t, newTestCA(t), t.TempDir(), func(o *Options) { o.AnonymousPull = true })
-	pushed, err := images.Image(1<<10, 2)
-	if err != nil {
-		t.Fatal(err)
-	}
-	ref, err := name.ParseReference(i.addresses["plain"]+"/team/app:1", name.Insecure)
-	if err != nil {
-		t.Fatal(err)
-	}
-	account := func(user, password string) remote.Option {
-		return remote.WithAuth(&authn.Basic{Username: user, Password: password})
-	}
-	for name, wrong := range map[string]remote.Option{
-		"nobody": remote.WithAuth(authn.Anonymous), "a wrong password": account(pushUser, "wrong"),
-		"the pull user": account(pullUser, pullPassword),
-	} {
-		if err := remote.Write(ref, pushed, wrong); err == nil {
-			t.Errorf("%s could push", name)
-		}
-	}
-	if err := remote.Write(ref, pushed, account(pushUser, pushPassword)); err != nil {
-		t.Fatal(err)
-	}
-	for name, reader := range map[string]remote.Option{
-		"nobody": remote.WithAuth(authn.Anonymous), "the pull user": account(pullUser, pullPassword),
-	} {
-		pulled, err := remote.Image(ref, reader)
-		if err != nil {
-			t.Errorf("%s: %v", name, err)
-			continue
-		}
-		got, err := pulled.Digest()
-		if want, _ := pushed.Digest(); err != nil || got != want {
-			t.Errorf("%s pulls %s, %v, want %s", name, got, err, want)
-		}
-	}
 }

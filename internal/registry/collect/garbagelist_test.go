@@ -2,6 +2,7 @@ package collect
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/http"
 	"testing"
@@ -381,4 +382,33 @@ func TestListOfGarbage(t *testing.T) {
 	if len(got) != 3 || !got.has(digest.SHA512.FromString("a")) || got.has(digest.FromString("c")) {
 		t.Errorf("%v", got)
 	}
+}
+
+// A process that has forgotten what clients rely on removes nothing, and says so, until the grace period of that is over.
+func TestACollectionWithAFullRecordRemovesNothing(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		m := newTestStorage(t)
+		c := m.process()
+		c.use.max = 1
+		garbage, found := m.blob("garbage"), []digest.Digest{m.blob("found"), m.blob("found, too")}
+		time.Sleep(2 * time.Hour)
+		c.Rely(found...).Done(true)
+		request := gc.Request{Grace: time.Hour, Timeout: time.Hour}
+		result, err := c.Collect(t.Context(), request, func(e gc.Event) {
+			if e.Removed != nil {
+				t.Errorf("removed: %v", e.Removed)
+			}
+		})
+		if !errors.Is(err, errInUse) || result.Blobs != 0 || !m.has(garbage) || !m.has(found[1]) {
+			t.Errorf("%+v, %v", result, err)
+		}
+		if s := c.Status(); s.Failure != err.Error() {
+			t.Errorf("the state of collections says %q", s.Failure)
+		}
+		time.Sleep(2 * time.Hour)
+		if result := m.collect(c, request, func(gc.Event) {}); result.Blobs != 3 || m.has(garbage) {
+			t.Errorf("later: %+v", result)
+		}
+	})
 }

@@ -92,8 +92,9 @@ func TestDeletionOfUnreadableManifests(t *testing.T) {
 	}
 	// A manifest that does not exist has not been modified.
 	s := openInMemory(t)
-	s.request(t, http.StatusNotFound, "DELETE", "/v2/a/manifests/"+digest.FromString("x").String(), nil,
-		condition(0)...)
+	missing := "/v2/a/manifests/" + digest.FromString("x").String()
+	s.request(t, http.StatusNotFound, "DELETE", missing, nil, condition(0)...)
+	s.request(t, http.StatusBadRequest, "DELETE", missing, nil, "If-Unmodified-Since", "yesterday")
 }
 
 func TestRepeatedDeletionRemovesTags(t *testing.T) {
