@@ -18,8 +18,8 @@ declare -A groups=( # command=package
   [cross]="aarch64-linux-gnu-gcc=gcc-aarch64-linux-gnu"
   [race]="gcc=gcc /usr/include/stdlib.h=libc6-dev"
   [cluster]="gcc=gcc /usr/include/stdlib.h=libc6-dev pkg-config=pkg-config /usr/include/seccomp.h=libseccomp-dev ip=iproute2
-    iptables=iptables nft=nftables conntrack=conntrack ipset=ipset ethtool=ethtool ebtables=ebtables nsenter=util-linux
-    modprobe=kmod"
+    iptables=iptables nft=nftables /etc/protocols=netbase conntrack=conntrack ipset=ipset ethtool=ethtool ebtables=ebtables
+    nsenter=util-linux modprobe=kmod"
   [lint]="yamllint=yamllint git=git"
   [disks]="mkfs.ext4=e2fsprogs mkfs.xfs=xfsprogs"
   [emulate]="qemu-aarch64-static=qemu-user-static"

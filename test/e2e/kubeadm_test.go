@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -116,8 +117,10 @@ func (w *world) resets(t *testing.T, node string) {
 	w.kubectlRun(t, "drain", node, "--ignore-daemonsets", "--delete-emptydir-data", "--timeout=3m")
 	w.shell(t, node, "kubeadm reset --force && rm /etc/cni/net.d/* && ip link delete kube-bridge")
 	w.kubectlRun(t, "delete", "node", node)
+	begin := time.Now().Truncate(time.Second)
 	w.shell(t, node, "kubeadm join --config=/etc/kubeadm.yaml")
 	w.nodeIs(t, node, kubeadmFrom)
+	eventually(t, "kube-proxy and kube-router of "+node+" to start again", func() error { return w.startedSince(t, node, begin) })
 	eventually(t, node+" to pull", func() error {
 		out, err := w.onNode(t, node, "crictl", "pull", w.address+"/e2e/hello:1")
 		if err != nil {
@@ -125,6 +128,28 @@ func (w *world) resets(t *testing.T, node string) {
 		}
 		return err
 	})
+}
+
+// startedSince returns an error unless all pods of the cluster on a node are ready and have started since then: pods may
+// outlive their node's object. Until kube-proxy runs, connections to Services go where the rules of the previous one
+// lead, or are refused.
+func (w *world) startedSince(t *testing.T, node string, begin time.Time) error {
+	pods, err := w.client.CoreV1().Pods(metav1.NamespaceSystem).List(t.Context(),
+		metav1.ListOptions{FieldSelector: "spec.nodeName=" + node})
+	if err != nil {
+		return err
+	}
+	if len(pods.Items) < 2 {
+		return fmt.Errorf("%d pods", len(pods.Items))
+	}
+	for _, p := range pods.Items {
+		for _, c := range p.Status.ContainerStatuses {
+			if !ready(p) || c.State.Running == nil || c.State.Running.StartedAt.Time.Before(begin) {
+				return fmt.Errorf("pod %s: %s", p.Name, mustJSON(c))
+			}
+		}
+	}
+	return nil
 }
 
 // upgradesNode upgrades a node, as kubeadm's documentation says.

@@ -35,6 +35,7 @@ var (
 		{program: "ip", debian: "iproute2"},
 		{program: "iptables", debian: "iptables"},
 		{program: "nft", debian: "nftables"},
+		{file: "/etc/protocols", debian: "netbase"}, // without it, nft prints numbers, which kube-proxy takes for other rules
 		{program: "conntrack", debian: "conntrack"},
 		{program: "ipset", debian: "ipset"},
 		{program: "mount", debian: "mount"},

@@ -113,6 +113,9 @@ func debianLayer(ctx context.Context) (image.Layer, error) {
 			}
 		}
 	}
+	// Without names of protocols, nft prints their numbers, and a kube-proxy that starts again deletes the rules of its
+	// Services in nftables mode.
+	files = append(files, "/etc/protocols")
 	if tables, err := filepath.Glob("/etc/iproute2/rt_tables"); err == nil { // kube-router adds one of its own
 		files = append(files, tables...)
 	}
