@@ -21,10 +21,10 @@ import (
 var candidateFile = filepath.Join("testdata", "candidate")
 
 // artifacts are what make images builds of a commit.
-type artifacts struct{ version, chart, images, program string }
+type artifacts struct{ chart, images string }
 
-// candidate builds the commit that candidateFile names from the repository's history. The cache of the test cluster keeps
-// the build. Its version is lower than that of the chart, so tags of images differ.
+// candidate builds the commit that candidateFile names from the repository's history. The cache of the test cluster
+// keeps the build. Its version is lower than that of the chart, so tags of images differ.
 var candidate = sync.OnceValues(func() (b artifacts, err error) {
 	content, err := os.ReadFile(candidateFile)
 	if err != nil {
@@ -33,17 +33,15 @@ var candidate = sync.OnceValues(func() (b artifacts, err error) {
 	commit := strings.TrimSpace(string(content))
 	folder := filepath.Join(cmp.Or(os.Getenv("ZARF_REGISTRY_CACHE"), "/var/cache/zarf-registry"), "candidate-"+commit)
 	b = artifacts{
-		chart:   filepath.Join(folder, "charts", "zarf-registry"),
-		images:  filepath.Join(folder, "dist", "images"),
-		program: filepath.Join(folder, "bin", "images", "init-hook-"+runtime.GOARCH),
+		chart:  filepath.Join(folder, "charts", "zarf-registry"),
+		images: filepath.Join(folder, "dist", "images"),
 	}
 	if _, err := os.Stat(folder); errors.Is(err, fs.ErrNotExist) {
 		if err := buildCommit(commit, folder); err != nil {
 			return b, fmt.Errorf("building commit %s, which test/e2e/%s names: %w", commit, candidateFile, err)
 		}
 	}
-	b.version, err = versionOf(b.chart)
-	return b, err
+	return b, nil
 })
 
 // buildCommit builds a commit in a folder, which it makes when the build is complete.
@@ -72,8 +70,11 @@ func buildCommit(commit, folder string) error {
 		}
 		return nil
 	}
-	if err := quiet("sh", "-ec", `git -C ../.. archive --output="$2/source.tar" "$1"; tar -xf "$2/source.tar" -C "$2"`, "sh",
-		commit, work); err != nil {
+	source := filepath.Join(work, "source.tar")
+	if err := quiet("git", "-C", filepath.Join("..", ".."), "archive", "--output="+source, commit); err != nil {
+		return err
+	}
+	if err := quiet("tar", "-xf", source, "-C", work); err != nil {
 		return err
 	}
 	chart := filepath.Join(work, "charts", "zarf-registry")
