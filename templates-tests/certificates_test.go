@@ -81,9 +81,6 @@ func TestPKIModeDefaultsToTheStateThenInternal(t *testing.T) {
 		"a value overrides one Secret of the " +
 			"state": {remembersCertificates(state.PKIExistingSecret, usersSecrets), []string{"pki.existingSecret.node=other"},
 			pki(state.PKIExistingSecret, state.SourceState, existing("s", "other", "p", "a"))},
-		"the state says certManager": {
-			remembersCertificates(state.PKICertManager), nil, pki(state.PKICertManager, state.SourceState),
-		},
 		"the state names an issuer": {remembersCertificates(state.PKICertManager, usersIssuer), nil,
 			pki(state.PKICertManager, state.SourceState, issuer("company", "ClusterIssuer"))},
 		"a value overrides the issuer of the " +
@@ -92,17 +89,12 @@ func TestPKIModeDefaultsToTheStateThenInternal(t *testing.T) {
 		"internal overrides the state": {remembersCertificates(state.PKIExistingSecret, usersSecrets),
 			[]string{"pki.mode=internal"},
 			pki(state.PKIInternal, state.SourceValue)},
-		"certManager overrides the state": {remembersCertificates(state.PKIInternal), []string{"pki.mode=certManager"},
-			pki(state.PKICertManager, state.SourceValue)},
-		"certManager without an issuer overrides the issuer of the " +
-			"state": {remembersCertificates(state.PKICertManager, usersIssuer), []string{"pki.mode=certManager"},
-			pki(state.PKICertManager, state.SourceValue)},
+		"certManager overrides the state": {remembersCertificates(state.PKIInternal),
+			[]string{"pki.mode=certManager", "pki.certManager.issuerRef.name=team"},
+			pki(state.PKICertManager, state.SourceValue, issuer("team", "Issuer"))},
 		"existingSecret overrides all Secrets of the state": {remembersCertificates(state.PKIExistingSecret, usersSecrets),
 			[]string{"pki.mode=existingSecret", "pki.existingSecret={server: x, node: z}"},
 			pki(state.PKIExistingSecret, state.SourceValue, existing("x", "z", "", ""))},
-		"certManager without a cluster": {
-			nil, []string{"pki.mode=certManager"}, pki(state.PKICertManager, state.SourceValue),
-		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			out := rendering{values: proxyMode(t, test.values...), cluster: test.cluster}.render(t)
@@ -128,6 +120,9 @@ func TestCertificateLifetimesComeFromValuesOnly(t *testing.T) {
 // Values for another mode would be ignored silently, whatever selected the mode.
 func TestRejectsSecretsAndIssuersOfAnotherPKIMode(t *testing.T) {
 	t.Parallel()
+	company := func(p *state.PKI) {
+		p.Issuer = &state.Issuer{Name: "company", Kind: "ClusterIssuer", Group: "cert-manager.io"}
+	}
 	for _, test := range []struct {
 		cluster *cluster
 		set     string
@@ -137,8 +132,13 @@ func TestRejectsSecretsAndIssuersOfAnotherPKIMode(t *testing.T) {
 			nil, "pki.existingSecret.server=s", "pki.existingSecret.server: pki.mode internal (source: default)",
 		},
 		{
-			remembersCertificates(state.PKICertManager), "pki.existingSecret.ca=a",
+			remembersCertificates(state.PKICertManager, company), "pki.existingSecret.ca=a",
 			"pki.existingSecret.ca: pki.mode certManager (source: state)",
+		},
+		{
+			// The issuer in the state belongs to the mode that the values select again.
+			remembersCertificates(state.PKICertManager, company), "pki.mode=certManager",
+			"pki.certManager.issuerRef.name: pki.mode=certManager needs it",
 		},
 		{
 			remembersCertificates(state.PKIInternal), "pki.certManager.issuerRef.name=i",

@@ -105,7 +105,7 @@ var hookMade = []string{
 }
 
 // issued are the suffixes of the Secrets that cert-manager creates for the Jobs.
-var issued = []string{"-ca-issued", "-server-issued", "-node-issued", "-push-issued", "-cache-issued"}
+var issued = []string{"-server-issued", "-node-issued", "-push-issued", "-cache-issued"}
 
 // podSecrets are the suffixes of the release's Secrets to which the pods of a component may refer. -auth has hashes
 // instead of the passwords in -credentials.

@@ -727,7 +727,7 @@ func TestChangedNodeConfigurationReplacesItsPods(t *testing.T) {
 	}
 	for _, set := range []string{
 		"nodeConfig.updateStrategy.maxUnavailable=1", "commonAnnotations={a: b}", "logLevel=debug",
-		"priorityClassName=high", "pki.mode=certManager", "podSecurity.label=true",
+		"priorityClassName=high", "pki={mode: certManager, certManager: {issuerRef: {name: i}}}", "podSecurity.label=true",
 	} {
 		if !slices.Equal(before, checksums(t, nil, append(slices.Clone(base), set)...)) {
 			t.Errorf("%s changes the checksum", set)

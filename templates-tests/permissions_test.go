@@ -169,8 +169,7 @@ var pkiValues = map[string][]string{
 	"existing Secrets without a push certificate": {
 		"pki.mode=existingSecret", "pki.existingSecret={server: s, node: m}", "auth.existingSecret=c",
 	},
-	"cert-manager with the chart's issuer": {"pki.mode=certManager"},
-	"cert-manager with an Issuer":          {"pki.mode=certManager", "pki.certManager.issuerRef.name=i"},
+	"cert-manager with an Issuer": {"pki.mode=certManager", "pki.certManager.issuerRef.name=i"},
 	"cert-manager with a ClusterIssuer": {
 		"pki.mode=certManager", "pki.certManager.issuerRef={name: i, kind: ClusterIssuer}",
 	},

@@ -188,7 +188,7 @@ func TestChangedValuesReplaceOnlyAffectedPods(t *testing.T) {
 		"injector.image=example.com/pause:1": "Deployment Healer Proxies",
 		"injector.enabled=false":             "Deployment Healer Proxies",
 		"initHook.timeout=3m":                "",
-		"pki={mode: certManager}":            "",
+		"pki={mode: certManager, certManager: {issuerRef: {name: i}}}":     "",
 		"pki={mode: existingSecret, existingSecret: {server: a, node: b}}": "",
 		"pki.lifetime={certificate: 10m, ca: 1h}":                          "",
 		"pki.rotation.schedule=''":                                         "",

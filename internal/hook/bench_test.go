@@ -36,7 +36,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/api/reloadstatus"
 	"github.com/zarf-dev/zarf-registry/internal/exitcode"
 	"github.com/zarf-dev/zarf-registry/internal/hook"
-	"github.com/zarf-dev/zarf-registry/internal/hook/certs"
+	"github.com/zarf-dev/zarf-registry/internal/hook/nodeport"
 	"github.com/zarf-dev/zarf-registry/internal/hook/nodes"
 	"github.com/zarf-dev/zarf-registry/internal/hook/payload"
 	"github.com/zarf-dev/zarf-registry/internal/hook/preflight"
@@ -245,7 +245,7 @@ func clusterOf(client *fake.Clientset) hook.Cluster {
 		Secrets: core.Secrets("zarf"),
 		Nodes: nodes.Cluster{Nodes: core.Nodes(), Pods: pods, Events: core.Events("zarf"),
 			DaemonSets: apps.DaemonSets("zarf")},
-		Certs: certs.Cluster{Pods: pods},
+		RefreshPods: pods,
 		Payload: payload.Cluster{ConfigMaps: core.ConfigMaps("zarf"),
 			ConfigMapNames: metadataClient{core.ConfigMaps("zarf")}, Pods: pods},
 		Preflight: preflight.Cluster{Namespaces: core.Namespaces(), AllServices: core.Services(""),
@@ -254,14 +254,14 @@ func clusterOf(client *fake.Clientset) hook.Cluster {
 			PriorityClasses: client.SchedulingV1().PriorityClasses()},
 		VerifyPods:  pods,
 		Deployments: apps.Deployments("zarf"), Jobs: client.BatchV1().Jobs("zarf"),
-		Services:          services{core.Services("zarf")},
-		EndpointSlices:    client.DiscoveryV1().EndpointSlices("zarf"),
+		NodePort: nodeport.Cluster{Services: services{core.Services("zarf")},
+			EndpointSlices: client.DiscoveryV1().EndpointSlices("zarf")},
 		HostingConfigMaps: core.ConfigMaps("kube-public"),
 	}
 }
 
 // services patches nothing once the context has ended, unlike the fake.
-type services struct{ hook.Services }
+type services struct{ nodeport.Services }
 
 func (s services) Patch(ctx context.Context, name string, kind types.PatchType, data []byte,
 	opts metav1.PatchOptions, subresources ...string) (*corev1.Service, error) {
@@ -313,6 +313,11 @@ func (b *bench) react(a kubetesting.Action) (bool, runtime.Object, error) {
 	}
 	if handled, object, err := b.certManagerAnswers(a); handled {
 		return true, object, err
+	}
+	if applied, ok := a.(kubetesting.PatchActionImpl); ok && applied.GetPatchType() == types.ApplyPatchType {
+		if a = b.applied(applied); a.GetVerb() == "get" { // the cluster has that already
+			return kubetesting.ObjectReaction(b.tracker)(a)
+		}
 	}
 	if a.GetVerb() == "get" || a.GetVerb() == "list" {
 		b.startSuccessors()

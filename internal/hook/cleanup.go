@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	batchv1 "k8s.io/api/batch/v1"
@@ -33,7 +34,7 @@ func (h *Hook) Cleanup(ctx context.Context) error {
 		}},
 		{Name: "delete the pods of helm test", Run: r.deleteTestPods,
 			Why: "Helm keeps them for helm test --logs"},
-		{Name: "delete the NodePort Service", Run: r.deleteService,
+		{Name: "delete the NodePort Service", Run: r.port.Delete,
 			Why: "it owns the node port until the end, and Helm does not know it"},
 		{Name: "delete the proxies", Run: r.deleteProxies,
 			Why: "Helm keeps them, because a switch may need them until the end"},
@@ -103,11 +104,16 @@ func (r *run) checkJobs(ctx context.Context) (string, error) {
 }
 
 func (r *run) deleteCertManager(ctx context.Context) (string, error) {
-	did, err := r.certs.DeleteCertManager(ctx)
-	if release.MissingPermission(err) {
-		return "nothing: this identity may not read Jobs, so none were created for it", nil
+	deleted, err := r.certs.CertManager.Delete(ctx)
+	switch {
+	case release.MissingPermission(err):
+		return "nothing: this identity may not read them, so none were created for it", nil
+	case err != nil:
+		return "", err
+	case len(deleted) == 0:
+		return "nothing", nil
 	}
-	return did, err
+	return "deleted " + strings.Join(deleted, ", "), nil
 }
 
 func (r *run) deleteJobs(ctx context.Context) (string, error) {

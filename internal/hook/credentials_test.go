@@ -14,7 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	kubetesting "k8s.io/client-go/testing"
 
-	"github.com/zarf-dev/zarf-registry/internal/hook/certs"
+	"github.com/zarf-dev/zarf-registry/internal/hook/credentials"
 	"github.com/zarf-dev/zarf-registry/internal/release/state"
 	"github.com/zarf-dev/zarf-registry/test/golden"
 )
@@ -143,7 +143,7 @@ func TestRotatePushCredentialWaitsForRegistry(t *testing.T) {
 		b.slow = map[string]time.Duration{registryPod: 15 * time.Second}
 		before := b.secret("zarf-registry-credentials").Data["password"]
 		begin := time.Now()
-		b.must(b.hook.Certs().RotateCredential(t.Context(), certs.PushCredential))
+		b.must(b.hook.RotateCredential(t.Context(), credentials.Push))
 		if bytes.Equal(before, b.secret("zarf-registry-credentials").Data["password"]) {
 			t.Error("the password is the previous one")
 		}
@@ -161,7 +161,7 @@ func TestRotatePushCredentialWaitsForRegistry(t *testing.T) {
 			c.change()
 			b.hook.Timeout = 2 * time.Minute
 			begin = time.Now()
-			b.mustFail(b.hook.Certs().RotateCredential(t.Context(), certs.PushCredential), false,
+			b.mustFail(b.hook.RotateCredential(t.Context(), credentials.Push), false,
 				"Secret zarf/zarf-registry-credentials is written, but not every registry pod has loaded it", c.want)
 			if took := time.Since(begin); took > 2*time.Minute {
 				t.Errorf("%s: it took %s", name, took)
@@ -174,14 +174,14 @@ func TestRotatePushCredentialWaitsForRegistry(t *testing.T) {
 			defer func() { busy = false }()
 			return busy, nil, apierrors.NewServiceUnavailable("etcd is electing a leader")
 		})
-		b.must(b.hook.Certs().RotateCredential(t.Context(), certs.PushCredential))
+		b.must(b.hook.RotateCredential(t.Context(), credentials.Push))
 		if busy {
 			t.Error("no pods were listed")
 		}
 		// A pod that is not ready serves no client.
 		b.deaf = map[string]bool{registryPod: true}
 		b.change(registryPod, func(p *corev1.Pod) { p.Status.Conditions = nil })
-		b.must(b.hook.Certs().RotateCredential(t.Context(), certs.PushCredential))
+		b.must(b.hook.RotateCredential(t.Context(), credentials.Push))
 	})
 }
 
@@ -197,7 +197,7 @@ func TestRotatePullCredentialKeepsListenerState(t *testing.T) {
 			before := maps.Clone(b.secret("zarf-registry-pull").Data)
 			options := b.hook.Settings
 			b.asTheCronJobDoes()
-			b.must(b.hook.Certs().RotateCredential(t.Context(), certs.PullCredential))
+			b.must(b.hook.RotateCredential(t.Context(), credentials.Pull))
 			after := b.secret("zarf-registry-pull")
 			if bytes.Equal(before["password"], after.Data["password"]) {
 				t.Error("the password is the previous one")
@@ -237,7 +237,7 @@ func TestCredentialIsReadAgainAfterAConflict(t *testing.T) {
 					func(s *corev1.Secret) { s.Annotations = map[string]string{"somebody": "else"} })
 			}
 		}
-		b.must(b.hook.Certs().RotateCredential(t.Context(), certs.PushCredential))
+		b.must(b.hook.RotateCredential(t.Context(), credentials.Push))
 		b.checkCredential("zarf-push", "")
 		if once || b.secret("zarf-registry-credentials").Annotations["somebody"] != "else" {
 			t.Error("the other writer's change was lost")

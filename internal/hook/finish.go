@@ -3,10 +3,13 @@ package hook
 import (
 	"context"
 	"fmt"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/zarf-dev/zarf-registry/internal/exitcode"
+	"github.com/zarf-dev/zarf-registry/internal/hook/certs"
+	"github.com/zarf-dev/zarf-registry/internal/hook/reload"
 	"github.com/zarf-dev/zarf-registry/internal/hook/steps"
 	"github.com/zarf-dev/zarf-registry/internal/release"
 	"github.com/zarf-dev/zarf-registry/internal/release/names"
@@ -50,7 +53,7 @@ func (f *finish) steps() []steps.Step {
 			Why: "only what prepare recorded can be finished"},
 		{Name: "wait for the registry", In: ours, Run: f.waitRegistry,
 			Why: "nodes and pushes need it"},
-		{Name: "wait for the plain listener", In: nodePort, Run: f.certs.OpenPlain,
+		{Name: "wait for the plain listener", In: nodePort, Run: f.credentials.OpenPlain,
 			Why: "the NodePort Service leads to it"},
 		{Name: "push the project's images", In: ours, Run: f.push, // while the proxies start
 			Why: "later upgrades and the verification pull them from the registry itself"},
@@ -60,9 +63,9 @@ func (f *finish) steps() []steps.Step {
 			Why: "prepare has changed it in place, so that no proxy restarts"},
 		{Name: "wait for the node configuration", Run: steps.OnlyIf(s.ConfiguresNodes(), f.WaitConfigured),
 			Why: "CRI-O needs the CA before it can pull; and a node that refuses is reported"},
-		{Name: "serve the node port", In: nodePort, Run: f.servePort,
+		{Name: "serve the node port", In: nodePort, Run: f.port.Serve,
 			Why: "kube-proxy answers in the proxies' place; they stay until pulls are verified"},
-		{Name: "reserve the node port", In: proxy, Run: f.reservePort,
+		{Name: "reserve the node port", In: proxy, Run: f.port.Reserve,
 			Why: "kube-proxy would answer in the proxies' place; it does again if verification fails"},
 		{Name: "verify pulls", In: ours, Run: steps.OnlyIf(s.Finish.VerifyPulls, f.verify),
 			Why: "only a pull on every node covers network plugin, kube-proxy and container runtime at once"},
@@ -75,23 +78,23 @@ func (f *finish) steps() []steps.Step {
 		{Name: "verify mirrors", In: ours,
 			Run: steps.OnlyIf(s.Finish.VerifyPulls && s.NodeConfig.MirroredHost() != "", f.verifyMirrors),
 			Why: "a container runtime may ignore the files"},
-		{Name: "close the plain listener", In: proxy, Run: f.certs.ClosePlain, Why: plain},
+		{Name: "close the plain listener", In: proxy, Run: f.credentials.ClosePlain, Why: plain},
 		{Name: "record the verified mode", Run: f.record,
 			Why: "the state never claims more than was verified"},
-		{Name: "delete the NodePort Service", In: external, Run: f.deleteService,
+		{Name: "delete the NodePort Service", In: external, Run: f.port.Delete,
 			Why: "it leads nowhere any more"},
-		{Name: "delete the NodePort Service", In: proxy, Run: steps.OnlyIf(s.UnreservedPort, f.deleteService),
+		{Name: "delete the NodePort Service", In: proxy, Run: steps.OnlyIf(s.UnreservedPort, f.port.Delete),
 			Why: "reservePort=false"},
 		{Name: "delete previous proxies", Run: f.DeletePreviousProxies,
 			Why: "the chart no longer renders them"},
-		{Name: "close the plain listener", In: external, Run: f.certs.ClosePlain, Why: plain},
+		{Name: "close the plain listener", In: external, Run: f.credentials.ClosePlain, Why: plain},
 		{Name: "delete previous payloads", Run: steps.OnlyIf(f.injects(), f.collect),
 			Why: "no pod needs them any more"},
 		{Name: "delete the payload", In: external, Run: steps.OnlyIf(!f.injects(), f.payload.Delete),
 			Why: "nothing starts from it any more"},
 		{Name: "advertise the registry", Run: f.advertise,
 			Why: "tools that build images look for it in " + HostingNamespace},
-		{Name: "accept Zarf's credential", In: proxy, Run: steps.OnlyIf(s.PKI.Zarf, f.certs.AcceptZarf),
+		{Name: "accept Zarf's credential", In: proxy, Run: steps.OnlyIf(s.PKI.Zarf, f.credentials.AcceptZarf),
 			Why: "Helm writes its Secret after prepare has run"},
 		{Name: "finish the CA rotation", In: ours, Run: f.rotate,
 			Why: "the previous CA stays trusted until all pods show certificates of the new one"},
@@ -176,7 +179,12 @@ func (f *finish) record(ctx context.Context) (string, error) {
 	return did, err
 }
 
-// rotate continues a CA rotation where Prepare had to stop.
+// rotationTimeout is the wait timeout of finish for pods. It is longer than a kubelet takes to refresh
+// the Secrets of its pods, once for each of the two waits of a CA rotation.
+const rotationTimeout = 2 * time.Minute
+
+// rotate continues a CA rotation where prepare had to stop. It is not an error if pods have not loaded
+// the certificates in time: they keep working, and the CronJob continues the rotation.
 func (f *finish) rotate(ctx context.Context) (did string, err error) {
 	_, s, err := f.RequireState(ctx)
 	if err != nil {
@@ -185,8 +193,18 @@ func (f *finish) rotate(ctx context.Context) (did string, err error) {
 	if s.PKI == nil {
 		return "nothing: the state has no PKI settings", nil
 	}
-	f.rotated, did, err = f.certs.FinishRotation(ctx, *s.PKI)
-	return did, err
+	r := &certs.Rotation{Manager: f.certs, PKI: *s.PKI, Timeout: reload.WaitTimeout(ctx, rotationTimeout)}
+	waiting, err := r.Run(ctx)
+	if err != nil {
+		return "", err
+	}
+	if f.rotated = len(waiting) == 0; f.rotated {
+		return r.Did(), nil
+	}
+	f.Log.Warn("the CA rotation is not finished; everything works, and zarf-registry certs renew, which the "+
+		"CronJob runs, continues it",
+		"waiting", release.List(waiting))
+	return fmt.Sprintf("%s; not finished, waiting for %d pods", r.Did(), len(waiting)), nil
 }
 
 func (f *finish) unneeded(ctx context.Context) (string, error) {

@@ -14,8 +14,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/zarf-dev/zarf-registry/internal/exitcode"
-	"github.com/zarf-dev/zarf-registry/internal/hook/certs"
 	"github.com/zarf-dev/zarf-registry/internal/hook/nodes"
+	"github.com/zarf-dev/zarf-registry/internal/hook/reload"
 	"github.com/zarf-dev/zarf-registry/internal/payload/injector"
 	"github.com/zarf-dev/zarf-registry/internal/release"
 	"github.com/zarf-dev/zarf-registry/internal/release/names"
@@ -38,7 +38,7 @@ func (f *finish) handOver(ctx context.Context) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, handOverTimeout)
 	defer cancel()
 	h := &handover{finish: f, want: map[string]string{}, current: map[string]bool{}}
-	begin, refreshed := time.Now(), time.Time{}
+	begin, refresher := time.Now(), reload.Refresher{}
 	for {
 		late, err := h.look(ctx)
 		previous, silent := h.sort(late)
@@ -51,9 +51,8 @@ func (f *finish) handOver(ctx context.Context) (string, error) {
 			f.Log.Warn("cannot ask proxies for their program; they serve, and start a changed one within 90 seconds",
 				"pods", release.List(silent))
 			return fmt.Sprintf("%d proxies run it, %d cannot be asked", len(h.current), len(silent)), nil
-		case time.Since(refreshed) >= certs.RefreshInterval:
-			refreshed = time.Now()
-			if err := f.certs.RefreshPods(ctx, append(slices.Collect(maps.Keys(late)), h.caches(ctx)...)); err != nil {
+		case refresher.Due():
+			if err := refresher.Refresh(ctx, f.pods, append(slices.Collect(maps.Keys(late)), h.caches(ctx)...)); err != nil {
 				f.Log.Info("cannot annotate pods; their kubelets refresh the ConfigMaps within 90 seconds", "error", err.Error())
 			}
 		}
@@ -89,7 +88,7 @@ func (h *handover) look(ctx context.Context) (map[string]error, error) {
 		late  = map[string]error{}
 		group errgroup.Group
 	)
-	group.SetLimit(certs.MaxQueries)
+	group.SetLimit(reload.MaxQueries)
 	for _, pod := range pods {
 		key := pod.Name + " " + string(pod.UID) // names can be reused
 		if h.current[key] || !h.UsesProxy(pod) {
@@ -100,7 +99,7 @@ func (h *handover) look(ctx context.Context) (map[string]error, error) {
 			return nil, &exitcode.Refusal{Err: err}
 		}
 		group.Go(func() error {
-			report, err := h.certs.QueryPod(ctx, &pod)
+			report, err := h.pods.Loaded(ctx, &pod)
 			if err == nil && report.Program != want {
 				err = errPrevious
 			}

@@ -1,7 +1,8 @@
 // Package hook implements the chart's hook Jobs as ordered steps: Prepare before the chart is
 // applied, Finish after it, Cleanup before it is deleted. Each can be killed at any point and run
-// again. The package owns the order of the steps; the packages preflight, certs, payload, nodes and
-// pull do most of the work. It touches no field of an object that the chart renders.
+// again. So are Renew, Rotate and RotateCredential, for the CronJob and for people. The package owns
+// the order of the steps; the packages below it do most of the work. It touches no field of an object
+// that the chart renders.
 package hook
 
 import (
@@ -11,15 +12,17 @@ import (
 
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
-	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/zarf-dev/zarf-registry/internal/hook/certs"
+	"github.com/zarf-dev/zarf-registry/internal/hook/certs/certmanager"
+	"github.com/zarf-dev/zarf-registry/internal/hook/credentials"
+	"github.com/zarf-dev/zarf-registry/internal/hook/nodeport"
 	"github.com/zarf-dev/zarf-registry/internal/hook/nodes"
 	"github.com/zarf-dev/zarf-registry/internal/hook/payload"
 	"github.com/zarf-dev/zarf-registry/internal/hook/preflight"
-	"github.com/zarf-dev/zarf-registry/internal/hook/pull"
+	"github.com/zarf-dev/zarf-registry/internal/hook/pulltest"
+	"github.com/zarf-dev/zarf-registry/internal/hook/reload"
 	"github.com/zarf-dev/zarf-registry/internal/hook/steps"
 	"github.com/zarf-dev/zarf-registry/internal/release"
 	"github.com/zarf-dev/zarf-registry/internal/release/settings"
@@ -37,6 +40,9 @@ type Hook struct {
 	// If images are pushed, Prepare then records init-hook's image, which Finish will push, because
 	// the chart's Jobs refer to it.
 	FinishFollows bool
+	// CronJob is true in the certificates CronJob, whose identity may neither annotate pods, nor change
+	// cert-manager's objects, nor delete what other PKI modes left.
+	CronJob bool
 	// Again are the arguments that repeat an installation with another program, for a warning. Empty: "install".
 	Again string
 	// Timeout bounds a phase; 0 means no limit.
@@ -55,15 +61,14 @@ type Hook struct {
 type Cluster struct {
 	Secrets     release.Secrets
 	Nodes       nodes.Cluster
-	Certs       certs.Cluster
+	CertManager certmanager.Cluster
+	RefreshPods reload.Cluster
 	Payload     payload.Cluster
 	Preflight   preflight.Cluster
-	VerifyPods  pull.Pods
+	VerifyPods  pulltest.Pods
 	Deployments nodes.Deployments
 	Jobs        Jobs
-	Services    Services
-	// EndpointSlices are those of the NodePort Service.
-	EndpointSlices EndpointSlices
+	NodePort    nodeport.Cluster
 	// HostingConfigMaps is scoped to HostingNamespace.
 	HostingConfigMaps ConfigMaps
 }
@@ -71,22 +76,6 @@ type Cluster struct {
 // Jobs reads and deletes Jobs by name.
 type Jobs interface {
 	Get(ctx context.Context, name string, opts metav1.GetOptions) (*batchv1.Job, error)
-	Delete(ctx context.Context, name string, opts metav1.DeleteOptions) error
-}
-
-// EndpointSlices lists and changes those of the NodePort Service.
-type EndpointSlices interface {
-	List(ctx context.Context, opts metav1.ListOptions) (*discoveryv1.EndpointSliceList, error)
-	Patch(ctx context.Context, name string, kind types.PatchType, data []byte, opts metav1.PatchOptions,
-		subresources ...string) (*discoveryv1.EndpointSlice, error)
-}
-
-// Services creates, changes and deletes the NodePort Service.
-type Services interface {
-	Get(ctx context.Context, name string, opts metav1.GetOptions) (*corev1.Service, error)
-	Create(ctx context.Context, service *corev1.Service, opts metav1.CreateOptions) (*corev1.Service, error)
-	Patch(ctx context.Context, name string, kind types.PatchType, data []byte, opts metav1.PatchOptions,
-		subresources ...string) (*corev1.Service, error)
 	Delete(ctx context.Context, name string, opts metav1.DeleteOptions) error
 }
 
@@ -109,20 +98,20 @@ func (h *Hook) Preflight(ctx context.Context) ([]preflight.Finding, error) {
 	return h.start().inspection().Run(ctx)
 }
 
-// Certs returns the manager of the release's certificates and credentials.
-func (h *Hook) Certs() *certs.Manager { return h.start().certs }
-
 // ours are the modes in which the release has a registry.
 var ours = []state.Mode{state.ModeNodePort, state.ModeProxy}
 
 // run is one run of a phase.
 type run struct {
 	*nodes.Observer
-	cluster  Cluster
-	registry Registry
-	certs    *certs.Manager
-	payload  *payload.Seeder
-	verifier *pull.Verifier
+	cluster     Cluster
+	registry    Registry
+	pods        *reload.Pods
+	certs       *certs.Manager
+	credentials *credentials.Manager
+	port        *nodeport.Port
+	payload     *payload.Seeder
+	verifier    *pulltest.Verifier
 
 	nodeConfigData map[string][]byte
 	finishFollows  bool
@@ -133,13 +122,18 @@ func (h *Hook) start() *run {
 	r := &release.Release{Settings: h.Settings, Secrets: h.Cluster.Secrets, Log: h.Log, Progress: h.Progress,
 		Now: h.Now}
 	observer := &nodes.Observer{Release: r, Cluster: h.Cluster.Nodes}
+	pods := &reload.Pods{Release: r, Cluster: h.Cluster.RefreshPods, Registry: h.Registry, ReadOnly: h.CronJob}
 	return &run{
 		Observer: observer,
 		cluster:  h.Cluster,
 		registry: h.Registry,
-		certs:    &certs.Manager{Observer: observer, Cluster: h.Cluster.Certs, Registry: h.Registry, Timeout: h.Timeout},
-		payload:  &payload.Seeder{Release: r, Cluster: h.Cluster.Payload, Programs: h.Programs},
-		verifier: &pull.Verifier{Observer: observer, Pods: h.Cluster.VerifyPods, Images: h.Registry},
+		pods:     pods,
+		certs: &certs.Manager{Observer: observer, Pods: pods,
+			CertManager: &certmanager.Client{Release: r, Cluster: h.Cluster.CertManager, ReadOnly: h.CronJob}},
+		credentials: &credentials.Manager{Observer: observer, Pods: pods, Listener: h.Registry},
+		port:        &nodeport.Port{Release: r, Cluster: h.Cluster.NodePort},
+		payload:     &payload.Seeder{Release: r, Cluster: h.Cluster.Payload, Programs: h.Programs},
+		verifier:    &pulltest.Verifier{Observer: observer, Pods: h.Cluster.VerifyPods, Images: h.Registry},
 
 		nodeConfigData: h.NodeConfigData,
 		finishFollows:  h.FinishFollows,
@@ -149,7 +143,7 @@ func (h *Hook) start() *run {
 
 func (r *run) inspection() *preflight.Inspection {
 	return &preflight.Inspection{
-		Observer: r.Observer, Cluster: r.cluster.Preflight, Certs: r.certs, Payload: r.payload,
+		Observer: r.Observer, Cluster: r.cluster.Preflight, Certs: r.certs, Credentials: r.credentials, Payload: r.payload,
 		NodeConfigData: r.nodeConfigData,
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"encoding/hex"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
@@ -17,6 +18,7 @@ import (
 	cmmeta "github.com/cert-manager/cert-manager/pkg/apis/meta/v1"
 	certmanagerfake "github.com/cert-manager/cert-manager/pkg/client/clientset/versioned/typed/certmanager/v1/fake"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -296,6 +298,8 @@ func (b *bench) checkConnections(when, server string, servers, clients []files) 
 // certManager simulates cert-manager: it issues certificates at once.
 type certManager struct {
 	installed bool
+	// issuer is the CA of the user's issuer; nil: the next certificate gets a new one.
+	issuer *pki.CA
 	// unready is the condition message of Certificates that are not issued.
 	unready string
 }
@@ -303,7 +307,7 @@ type certManager struct {
 func (b *bench) installCertManager() {
 	client := &certmanagerfake.FakeCertmanagerV1{Fake: &kubetesting.Fake{}}
 	client.AddReactor("*", "*", b.react)
-	c := &b.hook.Cluster.Certs
+	c := &b.hook.Cluster.CertManager
 	c.Certificates = client.Certificates("zarf")
 	c.CertificateRequests = client.CertificateRequests("zarf")
 	c.Issuers = client.Issuers("zarf")
@@ -322,6 +326,26 @@ func (b *bench) certManagerAnswers(a kubetesting.Action) (bool, runtime.Object, 
 		return true, &certmanagerv1.CertificateRequestList{}, nil
 	}
 	return false, nil, nil
+}
+
+// applied returns the action that server-side apply of a Certificate comes down to.
+func (b *bench) applied(a kubetesting.PatchActionImpl) kubetesting.Action {
+	b.Helper()
+	c := &certmanagerv1.Certificate{}
+	before, err := b.tracker.Get(a.GetResource(), a.GetNamespace(), a.GetName())
+	if err == nil {
+		c = before.DeepCopyObject().(*certmanagerv1.Certificate)
+	}
+	if err := json.Unmarshal(a.GetPatch(), c); err != nil {
+		b.Fatal(err)
+	}
+	switch {
+	case err != nil:
+		return kubetesting.NewCreateAction(a.GetResource(), a.GetNamespace(), c)
+	case equality.Semantic.DeepEqual(before, c):
+		return kubetesting.NewGetAction(a.GetResource(), a.GetNamespace(), a.GetName())
+	}
+	return kubetesting.NewUpdateAction(a.GetResource(), a.GetNamespace(), c)
 }
 
 // certManagerWorks simulates its controllers when a Certificate is written.
@@ -350,43 +374,29 @@ func (b *bench) certManagerWorks(a kubetesting.Action) {
 }
 
 func (b *bench) certManagerIssues(c *certmanagerv1.Certificate) {
-	var pair pki.KeyPair
-	var trust []byte
-	if c.Spec.IsCA {
-		ca, err := pki.NewCA(c.Spec.CommonName, b.now, c.Spec.Duration.Duration)
-		if err != nil {
+	var err error
+	if b.issuer == nil {
+		if b.issuer, err = pki.NewCA("corp", b.now, 10*365*24*time.Hour); err != nil {
 			b.Fatal(err)
 		}
-		pair = ca.KeyPair()
-		trust = pair.Certificate
-	} else {
-		issuer := b.get("secrets", "zarf-registry-ca-issued")
-		if issuer == nil {
-			return
+	}
+	leaf := pki.Leaf{CommonName: c.Spec.CommonName, Organization: c.Spec.Subject.Organizations[0],
+		DNSNames: c.Spec.DNSNames, Lifetime: c.Spec.Duration.Duration}
+	for _, u := range c.Spec.Usages {
+		switch u {
+		case certmanagerv1.UsageClientAuth:
+			leaf.Usages = append(leaf.Usages, x509.ExtKeyUsageClientAuth)
+		case certmanagerv1.UsageServerAuth:
+			leaf.Usages = append(leaf.Usages, x509.ExtKeyUsageServerAuth)
 		}
-		f := filesOf(issuer)
-		ca, err := pki.ParseCA(pki.KeyPair{Certificate: f.certificate, Key: f.key})
-		if err != nil {
-			b.Fatal(err)
-		}
-		leaf := pki.Leaf{CommonName: c.Spec.CommonName, Organization: c.Spec.Subject.Organizations[0],
-			DNSNames: c.Spec.DNSNames, Lifetime: c.Spec.Duration.Duration}
-		for _, u := range c.Spec.Usages {
-			switch u {
-			case certmanagerv1.UsageClientAuth:
-				leaf.Usages = append(leaf.Usages, x509.ExtKeyUsageClientAuth)
-			case certmanagerv1.UsageServerAuth:
-				leaf.Usages = append(leaf.Usages, x509.ExtKeyUsageServerAuth)
-			}
-		}
-		if pair, err = ca.Issue(leaf, b.now); err != nil {
-			b.Fatal(err)
-		}
-		trust = f.certificate
+	}
+	pair, err := b.issuer.Issue(leaf, b.now)
+	if err != nil {
+		b.Fatal(err)
 	}
 	b.putSecret(&corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: c.Spec.SecretName,
 		Labels: c.Spec.SecretTemplate.Labels}, Type: corev1.SecretTypeTLS,
-		Data: map[string][]byte{"tls.crt": pair.Certificate, "tls.key": pair.Key, "ca.crt": trust}})
+		Data: map[string][]byte{"tls.crt": pair.Certificate, "tls.key": pair.Key, "ca.crt": b.issuer.KeyPair().Certificate}})
 }
 
 // putSecret creates or replaces a Secret in the tracker.
@@ -450,6 +460,9 @@ func (s userCA) give(name string, change ...func(*pki.Leaf)) {
 func (b *bench) pki(mode state.PKIMode) {
 	p := internalPKI
 	p.Mode = mode
+	if mode == state.PKICertManager {
+		p.Issuer = &state.Issuer{Name: "corp", Kind: "ClusterIssuer", Group: "cert-manager.io"}
+	}
 	if mode == state.PKIExistingSecret {
 		p.Existing = &state.ExistingSecrets{Server: "corp-server", Node: "corp-node", Push: "corp-push"}
 	}

@@ -4,8 +4,10 @@ import (
 	"context"
 	"fmt"
 	"maps"
+	"reflect"
 	"strings"
 
+	"github.com/zarf-dev/zarf-registry/internal/hook/certs"
 	"github.com/zarf-dev/zarf-registry/internal/hook/preflight"
 	"github.com/zarf-dev/zarf-registry/internal/hook/steps"
 	"github.com/zarf-dev/zarf-registry/internal/release"
@@ -17,7 +19,7 @@ import (
 func (h *Hook) Prepare(ctx context.Context) error {
 	r := h.start()
 	i := r.inspection()
-	p := &prepare{run: r, inspection: i}
+	p := &prepare{run: r, inspection: i, rotation: &certs.Rotation{Manager: r.certs, PKI: h.Settings.Certificates()}}
 	return r.phase(ctx, "prepare", []steps.Step{
 		{Name: "list the nodes", Run: i.Look,
 			Why: "injected pods need the nodes' own pause image and a payload for each architecture"},
@@ -31,11 +33,16 @@ func (h *Hook) Prepare(ctx context.Context) error {
 			Why: "a claim that never got a volume cannot be corrected, and Helm creates it again"},
 		{Name: "label the namespace", Run: steps.OnlyIf(h.Settings.LabelsNamespace(), i.LabelNamespace),
 			Why: "podSecurity.label=true: Pod Security must admit host ports and host directories"},
+		{Name: "check the sources of certificates", In: ours,
+			Run: steps.OnlyIf(h.Settings.PKI.Mode != state.PKIInternal, p.rotation.Sources),
+			Why: "cert-manager may not issue them, or Secrets of the user may have changed"},
+		{Name: "record the source of certificates", In: ours, Run: p.recordPKI,
+			Why: "from here on the CronJob must use the same, and a CA rotation is recorded beside it"},
 		{Name: "issue the certificates", In: ours, Run: p.certificates,
 			Why: "proxies and registry use mutual TLS"},
-		{Name: "write the push credential", In: ours, Run: p.credentials,
+		{Name: "write the push credential", In: ours, Run: p.pushCredential,
 			Why: "only its owner may change what the registry serves"},
-		{Name: "open the plain listener", In: []state.Mode{state.ModeNodePort}, Run: r.certs.OpenPlain,
+		{Name: "open the plain listener", In: []state.Mode{state.ModeNodePort}, Run: r.credentials.OpenPlain,
 			Why: "a node port leads to it, so it must be open first"},
 		{Name: "create the NodePort Service", In: ours, Run: p.ownPort,
 			Why: "another Service with it would answer in the registry's place"},
@@ -50,8 +57,7 @@ func (h *Hook) Prepare(ctx context.Context) error {
 type prepare struct {
 	*run
 	inspection *preflight.Inspection
-	// unreserved is why no Service has to reserve the port.
-	unreserved string
+	rotation   *certs.Rotation
 }
 
 func (p *prepare) decide(ctx context.Context) (string, error) {
@@ -61,23 +67,58 @@ func (p *prepare) decide(ctx context.Context) (string, error) {
 	return p.inspection.Decide(ctx)
 }
 
-func (p *prepare) certificates(ctx context.Context) (string, error) {
-	recorded := p.inspection.Saved != nil && p.inspection.Saved.PKI != nil
-	return p.certs.Issue(ctx, p.Settings.Certificates(), p.next(nil), recorded)
+// recordPKI saves where certificates come from. Without a saved state, it saves all that is decided.
+func (p *prepare) recordPKI(ctx context.Context) (string, error) {
+	did := "unchanged"
+	err := p.save(ctx, func(saved *state.State) *state.State {
+		switch {
+		case saved == nil:
+			saved = p.next(nil)
+		case saved.PKI != nil && reflect.DeepEqual(*saved.PKI, p.rotation.PKI):
+			return nil
+		}
+		saved.PKI, did = &p.rotation.PKI, "certificates are of mode "+string(p.rotation.PKI.Mode)
+		return saved
+	})
+	return did, err
 }
 
-func (p *prepare) credentials(ctx context.Context) (string, error) {
+// certificates issues or copies the certificates as far as possible without waiting for pods. If that
+// changes the trusted CAs, finish completes the CA rotation: only then do pods run that can report what
+// they have loaded.
+func (p *prepare) certificates(ctx context.Context) (string, error) {
+	waiting, err := p.rotation.Run(ctx)
+	if err != nil || len(waiting) == 0 {
+		return p.rotation.Did(), err
+	}
+	if err := p.rotation.StartCaches(ctx); err != nil {
+		return "", err
+	}
+	return fmt.Sprintf("%s; finish continues the CA rotation, which waits for: %s", p.rotation.Did(),
+		release.List(waiting)), nil
+}
+
+func (p *prepare) pushCredential(ctx context.Context) (string, error) {
 	copied := p.inspection.Saved != nil && p.inspection.Saved.PushSecret != ""
 	if s := p.Settings; s.PKI.Zarf && s.Push.Secret != "" {
-		if err := p.certs.RefuseZarfsName(ctx, s.Push.Secret); err != nil {
+		if err := p.credentials.RefuseZarfsName(ctx, s.Push.Secret); err != nil {
 			return "", err
 		}
 	}
-	did, err := p.certs.WritePush(ctx, p.Settings.Push.Secret, copied)
+	did, err := p.credentials.WritePush(ctx, p.Settings.Push.Secret, copied)
 	if err != nil {
 		return "", err
 	}
-	return did, p.certs.WriteRegistryAuth(ctx)
+	return did, p.credentials.WriteRegistryAuth(ctx)
+}
+
+// ownPort makes the Service that owns the node port. Who serves the port changes in finish only.
+func (p *prepare) ownPort(ctx context.Context) (string, error) {
+	var working state.Mode
+	if saved := p.inspection.Saved; saved != nil {
+		working = saved.Working().Mode
+	}
+	return p.port.Own(ctx, working)
 }
 
 // seed writes the payload for every architecture of the nodes.
@@ -90,25 +131,32 @@ func (p *prepare) seed(ctx context.Context) (string, error) {
 }
 
 func (p *prepare) record(ctx context.Context) (string, error) {
-	err := release.RetryOnConflict(ctx, func() error {
-		// Read the state again: the step that issues certificates writes it, and so does the CronJob.
-		secret, saved, err := p.LoadState(ctx)
-		if err != nil {
-			return err
-		}
-		return p.SaveState(ctx, secret, p.next(saved))
-	})
-	if err != nil {
+	if err := p.save(ctx, p.next); err != nil {
 		return "", err
 	}
 	images := p.Settings.Injector.Decisions()
 	return strings.Join(append([]string{fmt.Sprintf("desired is %s", p.inspection.Desired.Mode)}, images...), "; "), nil
 }
 
+// save writes the state that follows the saved one, unless that is nil. It reads the saved one again: a CA
+// rotation and the CronJob write it too.
+func (p *prepare) save(ctx context.Context, next func(saved *state.State) *state.State) error {
+	return release.RetryOnConflict(ctx, func() error {
+		secret, saved, err := p.LoadState(ctx)
+		if err != nil {
+			return err
+		}
+		if s := next(saved); s != nil {
+			return p.SaveState(ctx, secret, *s)
+		}
+		return nil
+	})
+}
+
 // next returns the state that follows the saved one.
-func (p *prepare) next(saved *state.State) state.State {
+func (p *prepare) next(saved *state.State) *state.State {
 	decided := &p.Settings
-	s := state.State{Phase: state.PhasePrepared, Desired: p.inspection.Desired, PortNotReserved: p.unreserved}
+	s := &state.State{Phase: state.PhasePrepared, Desired: p.inspection.Desired, PortNotReserved: p.port.Unreserved}
 	if saved != nil {
 		s.Current, s.VerifiedNodes, s.NodeConfig = saved.Current, saved.VerifiedNodes, saved.NodeConfig
 		s.ExcusedNodes = saved.ExcusedNodes

@@ -15,7 +15,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 
-	"github.com/zarf-dev/zarf-registry/internal/hook/certs"
+	"github.com/zarf-dev/zarf-registry/internal/hook/credentials"
 	"github.com/zarf-dev/zarf-registry/internal/payload/injector"
 	"github.com/zarf-dev/zarf-registry/internal/pki"
 	"github.com/zarf-dev/zarf-registry/internal/release/settings"
@@ -201,7 +201,7 @@ func TestUploadSigningKeySurvivesCredentialRotation(t *testing.T) {
 		b := installed(t)
 		b.asTheCronJobDoes()
 		before := b.secret(name).Data
-		b.must(b.hook.Certs().RotateCredential(t.Context(), certs.PushCredential))
+		b.must(b.hook.RotateCredential(t.Context(), credentials.Push))
 		if after := b.secret(name).Data; bytes.Equal(before["password"], after["password"]) ||
 			!bytes.Equal(before[key], after[key]) {
 			t.Error("a rotation changed the key")
@@ -307,7 +307,12 @@ func saved(t *testing.T, mode state.Mode, address string, family state.IPFamily)
 }
 
 // issuedPKI is a PKI with certificates from cert-manager.
-var issuedPKI = func() state.PKI { p := internalPKI; p.Mode = state.PKICertManager; return p }()
+var issuedPKI = func() state.PKI {
+	p := internalPKI
+	p.Mode = state.PKICertManager
+	p.Issuer = &state.Issuer{Name: "corp", Kind: "ClusterIssuer", Group: "cert-manager.io"}
+	return p
+}()
 
 func savedWith(t *testing.T, change func(*state.State)) *corev1.Secret {
 	t.Helper()

@@ -11,9 +11,10 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/zarf-dev/zarf-registry/internal/exitcode"
-	"github.com/zarf-dev/zarf-registry/internal/hook/certs"
+	"github.com/zarf-dev/zarf-registry/internal/hook/credentials"
 	"github.com/zarf-dev/zarf-registry/internal/hook/payload"
-	"github.com/zarf-dev/zarf-registry/internal/hook/pull"
+	"github.com/zarf-dev/zarf-registry/internal/hook/pulltest"
+	"github.com/zarf-dev/zarf-registry/internal/hook/reload"
 	"github.com/zarf-dev/zarf-registry/internal/release"
 	"github.com/zarf-dev/zarf-registry/internal/release/names"
 	"github.com/zarf-dev/zarf-registry/internal/release/state"
@@ -22,8 +23,9 @@ import (
 
 // Registry is the part of a registry that the steps use.
 type Registry interface {
-	certs.Registry
-	pull.Images
+	reload.Registry
+	credentials.Listener
+	pulltest.Images
 	// PushProgramImages pushes the project's own images below zarf-registry/ and returns them as
 	// "<repository>:<tag>". It skips blobs that the registry already has.
 	PushProgramImages(ctx context.Context, access release.PushAccess) ([]string, error)
@@ -41,7 +43,7 @@ func (f *finish) push(ctx context.Context) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	if _, err := f.certs.AwaitPush(ctx); err != nil {
+	if _, err := f.credentials.AwaitPush(ctx); err != nil {
 		return "", err
 	}
 	images, err := f.registry.PushProgramImages(ctx, access)

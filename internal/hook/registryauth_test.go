@@ -10,7 +10,7 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/zarf-dev/zarf-registry/internal/hook/certs"
+	"github.com/zarf-dev/zarf-registry/internal/hook/credentials"
 	"github.com/zarf-dev/zarf-registry/internal/release/state"
 )
 
@@ -41,8 +41,8 @@ func TestTheRegistrysSecretHasHashesOnly(t *testing.T) {
 		b.upgrade(state.ModeNodePort)
 		b.checkAuth(true)
 		b.asTheCronJobDoes()
-		for _, credential := range []certs.Credential{certs.PushCredential, certs.PullCredential} {
-			b.must(b.hook.Certs().RotateCredential(t.Context(), credential))
+		for _, credential := range []credentials.Credential{credentials.Push, credentials.Pull} {
+			b.must(b.hook.RotateCredential(t.Context(), credential))
 			b.checkAuth(true)
 		}
 	})
@@ -114,9 +114,8 @@ func TestTheCronJobAnnotatesNoPods(t *testing.T) {
 		b := installed(t)
 		b.asTheCronJobDoes()
 		b.now = b.now.Add(8 * 30 * 24 * time.Hour) // all are due
-		keeper := b.hook.Certs()
-		keeper.CronJob = true
-		b.must(keeper.Renew(t.Context()))
+		b.hook.CronJob = true
+		b.must(b.renew())
 		writes := b.writes()
 		if len(writes) < 3 || slices.ContainsFunc(writes, func(w string) bool { return !strings.Contains(w, " secrets ") }) {
 			t.Errorf("it wrote %q", writes)

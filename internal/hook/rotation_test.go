@@ -15,7 +15,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/zarf-dev/zarf-registry/internal/hook"
-	"github.com/zarf-dev/zarf-registry/internal/hook/certs"
+	"github.com/zarf-dev/zarf-registry/internal/hook/credentials"
 	"github.com/zarf-dev/zarf-registry/internal/hook/preflight"
 	"github.com/zarf-dev/zarf-registry/internal/pki"
 	"github.com/zarf-dev/zarf-registry/internal/release/settings"
@@ -35,8 +35,8 @@ func installed(t *testing.T, change ...func(*bench)) *bench {
 	return b
 }
 
-func (b *bench) renew() error  { return b.hook.Certs().Renew(b.Context()) }
-func (b *bench) rotate() error { return b.hook.Certs().Rotate(b.Context(), true) }
+func (b *bench) renew() error  { return b.hook.Renew(b.Context()) }
+func (b *bench) rotate() error { return b.hook.Rotate(b.Context(), true) }
 
 // writesButState returns the writes without those of the state, in which a renewal records why it failed.
 func (b *bench) writesButState() []string {
@@ -115,7 +115,7 @@ var changes = map[string]struct {
 		again:  (*bench).renew, // continues what rotate began
 	},
 	"forced leaf renewal": {
-		run: func(b *bench) error { return b.hook.Certs().Rotate(b.Context(), false) },
+		run: func(b *bench) error { return b.hook.Rotate(b.Context(), false) },
 	},
 	"internal to existingSecret": {
 		change: func(b *bench) { b.corp(); b.pki(state.PKIExistingSecret) },
@@ -369,7 +369,7 @@ func TestConcurrentRuns(t *testing.T) {
 							other.Cluster = cluster
 							other.Settings = settings.Settings{Namespace: "zarf", Release: "zarf-registry", Name: "zarf-registry"}
 							other.Timeout = 4 * time.Minute
-							if err := other.Certs().Renew(context.Background()); err != nil {
+							if err := other.Renew(context.Background()); err != nil {
 								t.Logf("the other run: %v", err)
 							}
 						})
@@ -460,8 +460,8 @@ func TestNodesThatLieStopNoRotation(t *testing.T) {
 		b.deaf = map[string]bool{"proxy-n2": true}
 		b.hook.Timeout = 10 * time.Minute
 		b.checkSkippedBeforeExpiry("pod zarf/proxy-n2 on node n2: it ", "no longer waiting for these pods")
-		b.mustFail(b.hook.Certs().Rotate(t.Context(), true, "n9"), true, "node n9 not found")
-		b.must(b.hook.Certs().Rotate(t.Context(), true, "n2"))
+		b.mustFail(b.hook.Rotate(t.Context(), true, "n9"), true, "node n9 not found")
+		b.must(b.hook.Rotate(t.Context(), true, "n2"))
 		if r := b.state().Rotation; r != nil {
 			t.Errorf("the rotation has not ended: %+v", r)
 		}
@@ -651,7 +651,7 @@ func TestForcedLeafRenewalReplacesLeavesOnce(t *testing.T) {
 		for _, role := range []string{"ca", "server-tls", "node-tls", "push-tls"} {
 			before[role] = b.secret("zarf-registry-" + role).Data["tls.crt"]
 		}
-		b.must(b.hook.Certs().Rotate(t.Context(), false))
+		b.must(b.hook.Rotate(t.Context(), false))
 		for role, old := range before {
 			if same := bytes.Equal(old, b.secret("zarf-registry-" + role).Data["tls.crt"]); same != (role == "ca") {
 				t.Errorf("%s is the same: %t", role, same)
@@ -671,8 +671,8 @@ func TestRotationRefusals(t *testing.T) {
 	foreign := func(name string) func(*bench) {
 		return func(b *bench) { b.changeSecret(name, func(s *corev1.Secret) { s.Labels = nil }) }
 	}
-	rotateCredential := func(which certs.Credential) func(*bench) error {
-		return func(b *bench) error { return b.hook.Certs().RotateCredential(b.Context(), which) }
+	rotateCredential := func(which credentials.Credential) func(*bench) error {
+		return func(b *bench) error { return b.hook.RotateCredential(b.Context(), which) }
 	}
 	golden := golden.Open(t, "rotation")
 	for name, c := range map[string]struct {
@@ -689,11 +689,11 @@ func TestRotationRefusals(t *testing.T) {
 		"certificates of the user": {func(b *bench) { b.corp(); b.pki(state.PKIExistingSecret); b.upgrade(state.ModeProxy) },
 			(*bench).rotate},
 		"a credential of the user": {func(b *bench) { b.give("robot", "good"); b.upgrade(state.ModeProxy) },
-			rotateCredential(certs.PushCredential)},
+			rotateCredential(credentials.Push)},
 		"no pull credential": {func(*bench) {},
-			rotateCredential(certs.PullCredential)},
+			rotateCredential(credentials.Pull)},
 		"no push credential": {func(b *bench) { b.remove("secrets", "zarf-registry-credentials") },
-			rotateCredential(certs.PushCredential)},
+			rotateCredential(credentials.Push)},
 		"foreign Secret with our name":    {foreign("zarf-registry-node-tls"), (*bench).renew},
 		"foreign CA Secret with our name": {foreign("zarf-registry-ca"), (*bench).renew},
 	} {
@@ -716,8 +716,8 @@ func TestRenewInExternalModeDoesNothing(t *testing.T) {
 	b.forget()
 	b.asTheCronJobDoes()
 	for _, run := range []func() error{b.renew, b.rotate, func() error {
-		return b.hook.Certs().RotateCredential(
-			t.Context(), certs.PushCredential)
+		return b.hook.RotateCredential(
+			t.Context(), credentials.Push)
 	}} {
 		b.must(run())
 	}
@@ -747,17 +747,22 @@ func TestWaitForPodsSurvivesAPIServerRestart(t *testing.T) {
 
 func TestRotationWithCertManager(t *testing.T) {
 	t.Parallel()
-	for name, rotateCA := range map[string]bool{"leaves": false, "CA": true} {
+	for name, replacesCA := range map[string]bool{"leaves": false, "after the issuer's CA was replaced": true} {
 		subtest(t, name, func(t *testing.T) {
 			b := installed(t, func(b *bench) { b.installed = true; b.pki(state.PKICertManager) })
-			ca, node := b.secret("zarf-registry-ca-issued").Data["tls.crt"], b.secret("zarf-registry-node-tls").Data["tls.crt"]
+			before := filesOf(b.secret("zarf-registry-node-tls"))
 			b.asTheCronJobDoes()
-			b.must(b.hook.Certs().Rotate(t.Context(), rotateCA))
+			b.mustFail(b.rotate(), true, "the CA belongs to ClusterIssuer corp, not to this release")
+			if replacesCA {
+				b.issuer = nil
+			}
+			b.must(b.hook.Rotate(t.Context(), false))
 			b.checkConverged()
-			if bytes.Equal(node, b.secret("zarf-registry-node-tls").Data["tls.crt"]) {
+			after := filesOf(b.secret("zarf-registry-node-tls"))
+			if bytes.Equal(before.certificate, after.certificate) {
 				t.Error("the certificate is the previous one")
 			}
-			if same := bytes.Equal(ca, b.secret("zarf-registry-ca-issued").Data["tls.crt"]); same == rotateCA {
+			if same := bytes.Equal(before.trust, after.trust); same == replacesCA {
 				t.Errorf("the CA is the previous one: %t", same)
 			}
 		})
@@ -844,7 +849,7 @@ func TestRejectsInvalidUserCertificates(t *testing.T) {
 				b.mustRefuse(golden, fmt.Sprintf("%s, running: %t", name, running), err)
 				if running && *b.state().PKI.Existing == *b.hook.Settings.PKI.Existing &&
 					b.state().PKI.ServeTLS == b.hook.Settings.PKI.ServeTLS {
-					b.mustFail(b.renew(), true, strings.TrimPrefix(err.Error(), "prepare: issue the certificates: "))
+					b.mustFail(b.renew(), true, strings.TrimPrefix(err.Error(), "prepare: check the sources of certificates: "))
 				}
 				if w := b.writesButState(); len(w) != 0 {
 					t.Errorf("it wrote %q", w)

@@ -11,7 +11,7 @@ import (
 	"golang.org/x/crypto/bcrypt"
 	corev1 "k8s.io/api/core/v1"
 
-	"github.com/zarf-dev/zarf-registry/internal/hook/certs"
+	"github.com/zarf-dev/zarf-registry/internal/hook/credentials"
 	"github.com/zarf-dev/zarf-registry/internal/pki"
 )
 
@@ -148,7 +148,7 @@ func TestZarfsPushUserWrites(t *testing.T) {
 		b.zarfSets("second")
 		b.mustFinish()
 		check("second")
-		b.must(b.hook.Certs().RotateCredential(t.Context(), certs.PushCredential))
+		b.must(b.hook.RotateCredential(t.Context(), credentials.Push))
 		check("second")
 
 		b.changeSecret(zarfUsers, func(s *corev1.Secret) { s.Data["htpasswd"] = []byte("zarf-push") })

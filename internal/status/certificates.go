@@ -12,6 +12,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/zarf-dev/zarf-registry/internal/hook/certs"
+	"github.com/zarf-dev/zarf-registry/internal/hook/certs/certmanager"
 	"github.com/zarf-dev/zarf-registry/internal/pki"
 	"github.com/zarf-dev/zarf-registry/internal/release/names"
 	"github.com/zarf-dev/zarf-registry/internal/release/state"
@@ -190,7 +191,7 @@ func (c *collector) held(ctx context.Context) ([]*SecretCertificate, error) {
 func sourceName(name, role string, p state.PKI) string {
 	switch {
 	case p.Mode == state.PKICertManager:
-		return certs.SourceSecret(certs.IssuedSecrets(name), role)
+		return certs.SourceSecret(certmanager.Secrets(name), role)
 	case p.Mode == state.PKIExistingSecret && p.Existing != nil:
 		return certs.SourceSecret(*p.Existing, role)
 	}

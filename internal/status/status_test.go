@@ -407,7 +407,9 @@ func (c cluster) existing(t *testing.T, push string) cluster {
 
 func (c cluster) certManager(t *testing.T) cluster {
 	t.Helper()
-	return c.changeState(t, func(s *state.State) { s.PKI.Mode = state.PKICertManager })
+	return c.changeState(t, func(s *state.State) {
+		s.PKI.Mode, s.PKI.Issuer = state.PKICertManager, &state.Issuer{Name: "corp", Kind: "ClusterIssuer", Group: "cert-manager.io"}
+	})
 }
 
 // usual are the lines about a healthy cluster, by mode.

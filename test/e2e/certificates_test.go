@@ -85,10 +85,10 @@ func TestCertificates(t *testing.T) {
 		w.certs(t, "renew")
 		w.changed(t, before, "node")
 	})
-	w.startCertManager(t)
+	company := w.companyIssuer(t)
 	underLoop("helm upgrade to certManager", func(t *testing.T) {
 		before := w.certificates(t)
-		w.helmChart(t, "upgrade", "--set=pki.mode=certManager")
+		w.helmChart(t, "upgrade", company...)
 		w.changed(t, before, "server", "node", "push")
 		w.comesFrom(t, state.PKICertManager)
 	})
@@ -116,19 +116,20 @@ func TestCertificateSources(t *testing.T) {
 
 	must(t, "without cert-manager, mode certManager is refused before anything changes", func(t *testing.T) {
 		before := w.certificates(t)
-		w.helmChartFails(t, []string{"cert-manager"}, "upgrade", "--set=pki.mode=certManager")
+		w.helmChartFails(t, []string{"cert-manager"}, "upgrade", "--set=pki.mode=certManager",
+			"--set=pki.certManager.issuerRef.name=company")
 		w.changed(t, before)
 	})
-	w.startCertManager(t)
+	company := w.companyIssuer(t)
 	underLoop("zarf-registry install switches to certManager", func(t *testing.T) {
 		before := w.certificates(t)
-		w.apply(t, "--set=pki.mode=certManager")
+		w.apply(t, company...)
 		w.changed(t, before, "server", "node", "push")
 		w.comesFrom(t, state.PKICertManager)
 	})
-	underLoop("certs rotate --ca with cert-manager", func(t *testing.T) {
+	underLoop("certs rotate with cert-manager", func(t *testing.T) {
 		before := w.certificates(t)
-		w.certs(t, "rotate", "--ca")
+		w.certs(t, "rotate")
 		w.changed(t, before, "server", "node", "push")
 	})
 
@@ -388,6 +389,30 @@ func (w *world) age(t *testing.T, ago, lifetime time.Duration) held {
 		}
 	}
 	return aged
+}
+
+// companyIssuer runs cert-manager, with a ClusterIssuer of a company's CA. It returns the arguments that
+// select that issuer.
+func (w *world) companyIssuer(t *testing.T) []string {
+	t.Helper()
+	w.startCertManager(t)
+	authority, err := pki.NewCA("company", time.Now(), 20000*time.Hour)
+	if err != nil {
+		t.Fatal(err)
+	}
+	pair := authority.KeyPair()
+	secret := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "company", Namespace: "cert-manager"},
+		Data: map[string][]byte{"tls.crt": pair.Certificate, "tls.key": pair.Key}}
+	if _, err := w.client.CoreV1().Secrets("cert-manager").Create(t.Context(), secret,
+		metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	apply := w.command(t, w.kubectl, "apply", "-f", "-")
+	apply.Stdin = strings.NewReader(
+		"apiVersion: cert-manager.io/v1\nkind: ClusterIssuer\nmetadata: {name: company}\nspec: {ca: {secretName: company}}\n")
+	output(t, apply)
+	return []string{"--set=pki.mode=certManager", "--set=pki.certManager.issuerRef.name=company",
+		"--set=pki.certManager.issuerRef.kind=ClusterIssuer"}
 }
 
 // startCertManager runs cert-manager's controllers next to the cluster until the test ends.

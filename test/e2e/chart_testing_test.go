@@ -218,22 +218,7 @@ func (w *world) chartTestingNeeds(t *testing.T) {
 		"password": []byte("of-the-users-own-choice")})
 	w.putSecret(t, "pull-secret", map[string][]byte{}) // no image is pulled with it
 
-	w.startCertManager(t)
-	authority, err := pki.NewCA("company", time.Now(), 20000*time.Hour)
-	if err != nil {
-		t.Fatal(err)
-	}
-	pair := authority.KeyPair()
-	secret := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "company", Namespace: "cert-manager"},
-		Data: map[string][]byte{"tls.crt": pair.Certificate, "tls.key": pair.Key}}
-	if _, err := w.client.CoreV1().Secrets("cert-manager").Create(t.Context(), secret,
-		metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
-	}
-	apply := w.command(t, w.kubectl, "apply", "-f", "-")
-	apply.Stdin = strings.NewReader(
-		"apiVersion: cert-manager.io/v1\nkind: ClusterIssuer\nmetadata: {name: company}\nspec: {ca: {secretName: company}}\n")
-	output(t, apply)
+	w.companyIssuer(t)
 }
 
 // installs is the parsed output of ct install.

@@ -178,8 +178,7 @@ func (s *soaking) layOut(t *testing.T, name string) {
 		s.w.sets = append(s.w.sets, "--set=registry.replicas=2", s.w.installOnS3(t))
 	case "cert-manager":
 		s.certManager = true
-		s.w.startCertManager(t)
-		s.w.sets = append(s.w.sets, "--set=pki.mode=certManager")
+		s.w.sets = append(s.w.sets, s.w.companyIssuer(t)...)
 	default:
 		t.Fatalf("invalid SOAK_LAYOUT %q: want replicas, s3 or cert-manager", name)
 	}

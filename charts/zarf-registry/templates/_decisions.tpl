@@ -250,8 +250,8 @@ overwrites what is recorded there. */ -}}
   "hookDigests" (fromJson $hookDigests)) -}}
 {{- end -}}
 
-{{- /* The source of certificates: value (the PKI mode) and source; existing, the names of the user's Secrets; issuer,
-whose name may be empty; issuerHere, the user's issuer is an object in the release's namespace; ownCA, init-hook issues
+{{- /* The source of certificates: value (the PKI mode) and source; existing, the names of the user's Secrets; issuer;
+issuerHere, the user's issuer is an object in the release's namespace; ownCA, init-hook issues
 certificates from a CA of the release's own (state.PKI.OwnCA). A mode from the values takes only what the values name; a
 recorded mode keeps what was recorded where the values are silent. */ -}}
 {{- define "zarf-registry.decide.pki" -}}
@@ -292,7 +292,7 @@ recorded mode keeps what was recorded where the values are silent. */ -}}
   pullSecrets  references: global ones first, then the chart's */ -}}
 {{- define "zarf-registry.decide.secrets" -}}
 {{- $made := list "state" "ca" "server-tls" "node-tls" "push-tls" "cache-tls" "credentials" "auth" "pull" -}}
-{{- $issued := list "ca-issued" "server-issued" "node-issued" "push-issued" "cache-issued" -}}
+{{- $issued := list "server-issued" "node-issued" "push-issued" "cache-issued" -}}
 {{- $ours := list -}}
 {{- range concat $made $issued -}}
 {{- $ours = append $ours (printf "%s-%s" $.zr.name .) -}}

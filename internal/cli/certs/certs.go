@@ -90,9 +90,8 @@ would fail in the same way.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return f.Run(cmd, func(h *hook.Hook, ctx context.Context) error {
-				keeper := h.Certs()
-				keeper.CronJob = f.InCluster
-				return keeper.Renew(ctx)
+				h.CronJob = f.InCluster
+				return h.Renew(ctx)
 			})
 		},
 	}
@@ -117,7 +116,7 @@ previous one. A rotation already in progress is completed instead. Clients that 
 output of certs ca need the new output.
 
 With certificates from your Secrets (pki.mode=existingSecret), it refuses: renew them there, then
-run certs renew. With an issuer of yours, it refuses --ca.
+run certs renew. With cert-manager, it refuses --ca: replace the CA of the issuer.
 
 Exit codes: 0 on success, 1 on failure or timeout (certs renew continues), 3 if a retry would
 fail in the same way.`,
@@ -127,7 +126,7 @@ fail in the same way.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return f.Run(cmd, func(h *hook.Hook, ctx context.Context) error {
-				return h.Certs().Rotate(ctx, ca, exclude...)
+				return h.Rotate(ctx, ca, exclude...)
 			})
 		},
 	}

@@ -15,7 +15,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/cli/hook"
 	"github.com/zarf-dev/zarf-registry/internal/cli/render"
 	jobs "github.com/zarf-dev/zarf-registry/internal/hook"
-	"github.com/zarf-dev/zarf-registry/internal/hook/certs"
+	"github.com/zarf-dev/zarf-registry/internal/hook/credentials"
 	"github.com/zarf-dev/zarf-registry/internal/release/names"
 	"github.com/zarf-dev/zarf-registry/internal/release/state"
 )
@@ -63,8 +63,8 @@ Exit codes: 0 on success, 1 on failure or timeout, 3 if the command line is inva
 
 // credential is what credentials list prints of one.
 type credential struct {
-	Name certs.Credential `json:"name"`
-	User string           `json:"user"`
+	Name credentials.Credential `json:"name"`
+	User string                 `json:"user"`
 	// Secret holds it. CopyOf is the user's Secret that it is copied from, empty if there is none.
 	Secret string `json:"secret"`
 	CopyOf string `json:"copyOf,omitempty"`
@@ -84,8 +84,8 @@ func listCredentials(ctx context.Context, client kubernetes.Interface, of *cmdfl
 		return list, fmt.Errorf("Secret %s/%s: %w", of.Namespace, saved.Name, err)
 	}
 	for _, c := range []credential{
-		{Name: certs.PushCredential, Secret: of.Name + names.SuffixCredentials, CopyOf: s.PushSecret},
-		{Name: certs.PullCredential, Secret: of.Name + names.SuffixPull},
+		{Name: credentials.Push, Secret: of.Name + names.SuffixCredentials, CopyOf: s.PushSecret},
+		{Name: credentials.Pull, Secret: of.Name + names.SuffixPull},
 	} {
 		secret, err := client.CoreV1().Secrets(of.Namespace).Get(ctx, c.Secret, metav1.GetOptions{})
 		if apierrors.IsNotFound(err) {
@@ -133,14 +133,14 @@ Exit codes: 0 on success, 1 on failure, 3 if a retry would fail in the same way.
 		Example: `  zarf-registry credentials rotate
   zarf-registry credentials rotate pull`,
 		Args:      cobra.MatchAll(cobra.MaximumNArgs(1), cobra.OnlyValidArgs),
-		ValidArgs: []cobra.Completion{string(certs.PushCredential), string(certs.PullCredential)},
+		ValidArgs: []cobra.Completion{string(credentials.Push), string(credentials.Pull)},
 		RunE: func(cmd *cobra.Command, args []string) error {
-			credential := certs.PushCredential
+			credential := credentials.Push
 			if len(args) > 0 {
-				credential = certs.Credential(args[0])
+				credential = credentials.Credential(args[0])
 			}
 			return f.Run(cmd, func(h *jobs.Hook, ctx context.Context) error {
-				return h.Certs().RotateCredential(ctx, credential)
+				return h.RotateCredential(ctx, credential)
 			})
 		},
 	}

@@ -10,7 +10,7 @@ import (
 	"slices"
 	"time"
 
-	certmanager "github.com/cert-manager/cert-manager/pkg/client/clientset/versioned/typed/certmanager/v1"
+	certmanagerv1 "github.com/cert-manager/cert-manager/pkg/client/clientset/versioned/typed/certmanager/v1"
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 	batchv1 "k8s.io/api/batch/v1"
@@ -25,7 +25,8 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/cluster/programs"
 	"github.com/zarf-dev/zarf-registry/internal/exitcode"
 	"github.com/zarf-dev/zarf-registry/internal/hook"
-	"github.com/zarf-dev/zarf-registry/internal/hook/certs"
+	"github.com/zarf-dev/zarf-registry/internal/hook/certs/certmanager"
+	"github.com/zarf-dev/zarf-registry/internal/hook/nodeport"
 	"github.com/zarf-dev/zarf-registry/internal/hook/nodes"
 	"github.com/zarf-dev/zarf-registry/internal/hook/payload"
 	"github.com/zarf-dev/zarf-registry/internal/hook/preflight"
@@ -268,7 +269,7 @@ func New(ctx context.Context, s settings.Settings, c Connection, log *slog.Logge
 	if err != nil {
 		return nil, err
 	}
-	certManager, err := certmanager.NewForConfig(c.Config)
+	certManager, err := certmanagerv1.NewForConfig(c.Config)
 	if err != nil {
 		return nil, fmt.Errorf("using the kubeconfig: %w", err)
 	}
@@ -289,12 +290,12 @@ func New(ctx context.Context, s settings.Settings, c Connection, log *slog.Logge
 				Nodes: core.Nodes(), Pods: core.Pods(namespace), Events: core.Events(namespace),
 				DaemonSets: apps.DaemonSets(namespace),
 			},
-			Certs: certs.Cluster{
-				Pods:                core.Pods(namespace),
+			CertManager: certmanager.Cluster{
 				Certificates:        certManager.Certificates(namespace),
 				CertificateRequests: certManager.CertificateRequests(namespace),
 				Issuers:             certManager.Issuers(namespace),
 			},
+			RefreshPods: core.Pods(namespace),
 			Payload: payload.Cluster{
 				ConfigMaps:     core.ConfigMaps(namespace),
 				ConfigMapNames: metadataOnly.Resource(corev1.SchemeGroupVersion.WithResource("configmaps")).Namespace(namespace),
@@ -308,11 +309,11 @@ func New(ctx context.Context, s settings.Settings, c Connection, log *slog.Logge
 				PriorityClasses: priorityClasses,
 				Dial:            (&net.Dialer{}).DialContext, InPod: c.inCluster,
 			},
-			VerifyPods:        core.Pods(namespace),
-			Deployments:       apps.Deployments(namespace),
-			Jobs:              c.Client.BatchV1().Jobs(namespace),
-			Services:          core.Services(namespace),
-			EndpointSlices:    c.Client.DiscoveryV1().EndpointSlices(namespace),
+			VerifyPods:  core.Pods(namespace),
+			Deployments: apps.Deployments(namespace),
+			Jobs:        c.Client.BatchV1().Jobs(namespace),
+			NodePort: nodeport.Cluster{Services: core.Services(namespace),
+				EndpointSlices: c.Client.DiscoveryV1().EndpointSlices(namespace)},
 			HostingConfigMaps: core.ConfigMaps(hook.HostingNamespace),
 		},
 		Programs: programs.Embedded{},

@@ -10,7 +10,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
-	"github.com/zarf-dev/zarf-registry/internal/exitcode"
+	"github.com/zarf-dev/zarf-registry/internal/hook/userobject"
 	"github.com/zarf-dev/zarf-registry/internal/pki"
 	"github.com/zarf-dev/zarf-registry/internal/release"
 	"github.com/zarf-dev/zarf-registry/internal/release/names"
@@ -150,32 +150,6 @@ type sourceLeaf struct {
 	trust pki.Bundle
 }
 
-// Problem describes what is wrong with an object of the user. Cause continues a sentence that
-// begins with the name of the object.
-type Problem struct{ Object, Cause, Remedy string }
-
-func (p Problem) String() string { return p.Object + " " + p.Cause }
-
-// refuseAll returns one error for all problems, nil if there are none.
-func refuseAll(problems []Problem) error {
-	if len(problems) == 0 {
-		return nil
-	}
-	lines := make([]string, len(problems))
-	for i, p := range problems {
-		lines[i] = strings.ReplaceAll(fmt.Sprintf("%s; %s", p, p.Remedy), "\n", " ")
-	}
-	return exitcode.Refuse("%s", strings.Join(lines, "\n  "))
-}
-
-// IssuedSecrets returns the names of the Secrets that cert-manager writes for a release with this
-// name of its objects.
-func IssuedSecrets(name string) state.ExistingSecrets {
-	return state.ExistingSecrets{Server: name + suffixServer + names.SuffixIssued,
-		Node: name + suffixNode + names.SuffixIssued, Push: name + suffixPush + names.SuffixIssued,
-		Cache: name + names.SuffixCache + names.SuffixIssued}
-}
-
 // SourceSecret returns the name of the Secret of a role, "" if the role has none.
 func SourceSecret(from state.ExistingSecrets, role string) string {
 	switch role {
@@ -194,8 +168,8 @@ func SourceSecret(from state.ExistingSecrets, role string) string {
 // omits roles without a Secret.
 func (m *Manager) sources(
 	ctx context.Context, p state.PKI, from state.ExistingSecrets,
-) (map[string]sourceLeaf, []Problem, error) {
-	var problems []Problem
+) (map[string]sourceLeaf, []userobject.Problem, error) {
+	var problems []userobject.Problem
 	var fallback []byte // from the Secret that has only ca.crt
 	if from.CA != "" {
 		secret, found, err := m.sourceSecret(ctx, p, from.CA, names.KeyCA)
@@ -229,7 +203,7 @@ func (m *Manager) sources(
 
 func (m *Manager) source(
 	ctx context.Context, p state.PKI, role, name, caSecret string, fallback []byte,
-) (sourceLeaf, []Problem, error) {
+) (sourceLeaf, []userobject.Problem, error) {
 	secret, problems, err := m.sourceSecret(ctx, p, name, keyCertificate, keyPrivateKey)
 	if err != nil || secret == nil {
 		return sourceLeaf{}, problems, err
@@ -241,35 +215,35 @@ func (m *Manager) source(
 	case len(fallback) > 0:
 		trust = fallback
 	case p.Mode == state.PKICertManager:
-		problems = append(problems, Problem{object, "has no key " + names.KeyCA + ": its issuer does not provide its CA",
-			"use an issuer that does, such as a CA issuer, or pki.mode=existingSecret"})
+		problems = append(problems, userobject.New(object, "has no key "+names.KeyCA+": its issuer does not provide its CA",
+			"use an issuer that does, such as a CA issuer, or pki.mode=existingSecret"))
 	case caSecret != "":
 		// The problems of that Secret are reported separately.
 	default:
 		problems = append(problems,
-			Problem{object, "has no key " + names.KeyCA + ", and pki.existingSecret.ca names no other",
-				"add the PEM of the CA that signed the certificate, or name a Secret that has it"})
+			userobject.New(object, "has no key "+names.KeyCA+", and pki.existingSecret.ca names no other",
+				"add the PEM of the CA that signed the certificate, or name a Secret that has it"))
 	}
 	if len(problems) > 0 || len(trust) == 0 {
 		return sourceLeaf{}, problems, nil
 	}
 	bundle, err := pki.ParseBundle(trust)
 	if err != nil {
-		return sourceLeaf{}, []Problem{badCA(object, err)}, nil
+		return sourceLeaf{}, []userobject.Problem{badCA(object, err)}, nil
 	}
 	want := Requirement(role, m.Settings.Name, m.Settings.Namespace, p)
 	if err := pki.Check(keyPair(secret), bundle, want, m.Now()); err != nil {
 		for line := range strings.Lines(err.Error()) {
 			problems = append(problems,
-				Problem{object, "holds no certificate for " + purpose(role) + ": " + strings.TrimSpace(line), "replace it"})
+				userobject.New(object, "holds no certificate for "+purpose(role)+": "+strings.TrimSpace(line), "replace it"))
 		}
 	}
 	return sourceLeaf{object, keyPair(secret), bundle}, problems, nil
 }
 
-func badCA(object string, err error) Problem {
-	return Problem{object, fmt.Sprintf("has a key %s that cannot be used: %v", names.KeyCA, err),
-		"it must contain the PEM of the CA certificates and nothing else"}
+func badCA(object string, err error) userobject.Problem {
+	return userobject.New(object, fmt.Sprintf("has a key %s that cannot be used: %v", names.KeyCA, err),
+		"it must contain the PEM of the CA certificates and nothing else")
 }
 
 // purpose returns what certificates of a role are for, for messages.
@@ -290,42 +264,24 @@ func purpose(role string) string {
 // if it cannot be used at all.
 func (m *Manager) sourceSecret(
 	ctx context.Context, p state.PKI, name string, keys ...string,
-) (*corev1.Secret, []Problem, error) {
-	secret, problems, err := m.userSecret(ctx, name, "create it, or name another", p.Mode == state.PKIExistingSecret)
+) (*corev1.Secret, []userobject.Problem, error) {
+	secret, problems, err := userobject.Secret(ctx, m.Release, name, "create it, or name another",
+		p.Mode == state.PKIExistingSecret)
 	if err != nil || secret == nil {
 		return nil, problems, err
 	}
 	object := m.Object("Secret", name)
 	if secret.Type != corev1.SecretTypeTLS && secret.Type != corev1.SecretTypeOpaque && secret.Type != "" {
-		return nil, []Problem{{object,
+		return nil, []userobject.Problem{userobject.New(object,
 			fmt.Sprintf("is of type %s, not %s or %s", secret.Type, corev1.SecretTypeTLS, corev1.SecretTypeOpaque),
-			"name one that contains a certificate"}}, nil
+			"name one that contains a certificate")}, nil
 	}
 	for _, key := range keys {
 		if len(secret.Data[key]) == 0 {
-			problems = append(problems, Problem{object, "has no key " + key, "add it, in PEM"})
+			problems = append(problems, userobject.New(object, "has no key "+key, "add it, in PEM"))
 		}
 	}
 	return secret, problems, nil
-}
-
-// userSecret reads a Secret that the user names. If it cannot be used, the Secret is nil. If foreign
-// is set, init-hook must not have created it.
-func (m *Manager) userSecret(
-	ctx context.Context, name, remedy string, foreign bool,
-) (*corev1.Secret, []Problem, error) {
-	object := m.Object("Secret", name)
-	secret, err := m.ReadSecret(ctx, name)
-	switch {
-	case err != nil:
-		return nil, nil, err
-	case secret == nil:
-		return nil, []Problem{{object, "does not exist", remedy}}, nil
-	case foreign && secret.Labels[names.LabelManagedBy] == names.Manager:
-		return nil, []Problem{{object, "was created by zarf-registry, which overwrites and deletes it",
-			"name your own Secret"}}, nil
-	}
-	return secret, nil, nil
 }
 
 func keyPair(secret *corev1.Secret) pki.KeyPair {

@@ -14,6 +14,7 @@ import (
 
 	"github.com/zarf-dev/zarf-registry/internal/exitcode"
 	"github.com/zarf-dev/zarf-registry/internal/hook/nodes"
+	"github.com/zarf-dev/zarf-registry/internal/hook/reload"
 	"github.com/zarf-dev/zarf-registry/internal/pki"
 	"github.com/zarf-dev/zarf-registry/internal/release"
 	"github.com/zarf-dev/zarf-registry/internal/release/names"
@@ -21,8 +22,6 @@ import (
 )
 
 const (
-	// rotationPoll is the interval at which pods are queried while waiting for them.
-	rotationPoll = time.Second
 	// maxWrites limits the writing rounds of one run. A CA rotation takes four, and several rotations
 	// can follow each other. More rounds mean an endless loop.
 	maxWrites = 50
@@ -32,25 +31,22 @@ const (
 
 var errOtherSettings = errors.New("an upgrade has changed the PKI settings")
 
-// rotation replaces the content of the certificate Secrets step by step. It keeps no plan: each
+// Rotation replaces the content of the certificate Secrets step by step. It keeps no plan: each
 // round reads everything again, calls pki.Next for the next step, and takes that one step. A run
 // can therefore be killed at any point, and another run continues.
-type rotation struct {
+type Rotation struct {
 	*Manager
-	pki state.PKI
-	// timeout is the total wait timeout for pods. Zero means that pods are queried once.
-	timeout time.Duration
-	// recorded means that pki is from the saved state. The run ends if an upgrade replaces the settings there.
-	recorded bool
-	// fresh is saved together with the rotation if no state is saved yet.
-	fresh *state.State
-	// observed makes the run end only when all pods are known to have loaded everything.
-	observed bool
+	// PKI are the settings in the saved state. The run ends if an upgrade replaces them there.
+	PKI state.PKI
+	// Timeout is the total wait timeout for pods. Zero means that pods are queried once.
+	Timeout time.Duration
+	// Observed makes the run end only when all pods are known to have loaded everything.
+	Observed bool
+
 	// requested are the fingerprints of the certificates to replace even if they are not due.
 	// requestedCA is the fingerprint of the CA to replace.
 	requested   []string
 	requestedCA string
-
 	// from are the Secrets to copy from, nil until known.
 	from *state.ExistingSecrets
 	// reason is why the CA rotation starts, "" if unknown.
@@ -60,11 +56,10 @@ type rotation struct {
 
 	// loaded holds the answers of the pods that have loaded target, by peer.key. late are the names of
 	// the other pods.
-	loaded map[string]pki.Loaded
-	target string
-	late   []string
-	// refreshed is when the kubelets of late pods were last asked to refresh the Secrets.
-	refreshed time.Time
+	loaded    map[string]pki.Loaded
+	target    string
+	late      []string
+	refresher reload.Refresher
 	told      map[string]bool
 	nodes     nodes.ReadyNodes
 	// onNodes are the copies of the CAs on the nodes.
@@ -74,25 +69,25 @@ type rotation struct {
 }
 
 // note logs and records that a Secret was written.
-func (r *rotation) note(what, secret, reason string) {
+func (r *Rotation) note(what, secret, reason string) {
 	r.Log.Info(what, "secret", secret, "reason", reason)
 	if !slices.Contains(r.wrote, secret) {
 		r.wrote = append(r.wrote, secret)
 	}
 }
 
-// did describes what the run has written.
-func (r *rotation) did() string {
+// Did describes what the run has written.
+func (r *Rotation) Did() string {
 	if len(r.wrote) == 0 {
 		return "all are valid, nothing issued"
 	}
 	return "wrote " + strings.Join(r.wrote, ", ")
 }
 
-// run takes steps until nothing is left to do or the timeout expires. It returns what each pod is
-// still missing then.
-func (r *rotation) run(ctx context.Context) ([]string, error) {
-	end := time.Now().Add(r.timeout)
+// Run takes steps until nothing is left to do or the timeout expires. It returns what each pod is
+// still missing then. Prepare, finish, the commands and the CronJob all continue here.
+func (r *Rotation) Run(ctx context.Context) ([]string, error) {
+	end := time.Now().Add(r.Timeout)
 	conflicts, writes := 0, 0
 	for {
 		came, missing, err := r.round(ctx, end)
@@ -122,7 +117,7 @@ func (r *rotation) run(ctx context.Context) ([]string, error) {
 		case !time.Now().Before(end):
 			return missing, r.recordWaiting(ctx, missing)
 		}
-		if err := release.Sleep(ctx, min(rotationPoll, max(0, time.Until(end)))); err != nil {
+		if err := release.Sleep(ctx, min(reload.Poll, max(0, time.Until(end)))); err != nil {
 			return missing, err
 		}
 	}
@@ -138,19 +133,19 @@ const (
 )
 
 // round reads everything, decides on the next step, and takes it. It returns what is waited for.
-func (r *rotation) round(ctx context.Context, end time.Time) (outcome, []string, error) {
+func (r *Rotation) round(ctx context.Context, end time.Time) (outcome, []string, error) {
 	s, err := r.read(ctx)
 	if err != nil {
 		return wrote, nil, err
 	}
-	if s.ca == nil && r.pki.OwnCA() {
+	if s.ca == nil && r.PKI.OwnCA() {
 		return wrote, nil, r.writeCA(ctx, s.caSecret, s.caDue)
 	}
 	next, err := r.decide(ctx, s, end)
 	if err != nil {
 		return wrote, nil, err
 	}
-	missing, err := r.awaitNodes(ctx, s.saved, s.held, s.position, next)
+	missing, err := r.awaitNodes(ctx, s, next)
 	if err != nil || len(missing) > 0 {
 		return waiting, missing, err
 	}
@@ -169,15 +164,15 @@ type snapshot struct {
 	position pki.Position
 }
 
-func (r *rotation) read(ctx context.Context) (s *snapshot, err error) {
+func (r *Rotation) read(ctx context.Context) (s *snapshot, err error) {
 	s = &snapshot{}
 	if s.stateSecret, s.saved, err = r.LoadState(ctx); err != nil {
 		return s, err
 	}
-	if s.saved == nil && r.fresh == nil {
+	if s.saved == nil {
 		return s, r.NoState()
 	}
-	if r.recorded && (s.saved.PKI == nil || !reflect.DeepEqual(*s.saved.PKI, r.pki)) {
+	if s.saved.PKI == nil || !reflect.DeepEqual(*s.saved.PKI, r.PKI) {
 		return s, fmt.Errorf("%w in %s: zarf-registry certs renew, or the CronJob, continues with them", errOtherSettings,
 			r.Object("Secret", r.Settings.Name+names.SuffixState))
 	}
@@ -185,29 +180,28 @@ func (r *rotation) read(ctx context.Context) (s *snapshot, err error) {
 	if err != nil {
 		return s, err
 	}
-	if r.pki.OwnCA() {
+	if r.PKI.OwnCA() {
 		if s.caSecret, err = r.Secret(ctx, r.Settings.Name+names.SuffixCA); err != nil {
 			return s, err
 		}
-		s.ca, s.caDue = usableCA(s.caSecret, time.Duration(r.pki.CALifetime), r.requestedCA, r.Now())
+		s.ca, s.caDue = usableCA(s.caSecret, time.Duration(r.PKI.CALifetime), r.requestedCA, r.Now())
 		if s.ca == nil {
 			return s, nil
 		}
 	}
-	if s.held, err = r.readHeld(ctx, wantedLeaves(r.leaves(r.pki), copies, s.ca)); err != nil {
+	if s.held, err = r.readHeld(ctx, wantedLeaves(r.leaves(r.PKI), copies, s.ca)); err != nil {
 		return s, err
 	}
 	r.held = s.held
 	s.position = r.position(s.held)
-	s.position.Settled = (s.saved == nil || s.saved.Rotation == nil) && !r.observed
+	s.position.Settled = s.saved.Rotation == nil && !r.Observed
 	s.position.Urgent = nearExpiry(s.held, s.position.Due, r.Now())
-	s.position.Overdue = s.position.Urgent && s.saved != nil && s.saved.Rotation != nil &&
-		r.Now().Sub(s.saved.Rotation.Since) > overdue
+	s.position.Overdue = s.position.Urgent && s.saved.Rotation != nil && r.Now().Sub(s.saved.Rotation.Since) > overdue
 	return s, nil
 }
 
 // decide returns the next step. It asks the pods what they have loaded only if that matters.
-func (r *rotation) decide(ctx context.Context, s *snapshot, end time.Time) (pki.Step, error) {
+func (r *Rotation) decide(ctx context.Context, s *snapshot, end time.Time) (pki.Step, error) {
 	next := pki.Next(s.position)
 	if next.Action != pki.Observe && next.Action != pki.Wait {
 		return next, nil
@@ -222,7 +216,7 @@ func (r *rotation) decide(ctx context.Context, s *snapshot, end time.Time) (pki.
 }
 
 // take takes a step.
-func (r *rotation) take(ctx context.Context, s *snapshot, next pki.Step) (outcome, []string, error) {
+func (r *Rotation) take(ctx context.Context, s *snapshot, next pki.Step) (outcome, []string, error) {
 	switch next.Action {
 	case pki.Done:
 		return complete, nil, r.finish(ctx, s, next.Why)
@@ -235,7 +229,7 @@ func (r *rotation) take(ctx context.Context, s *snapshot, next pki.Step) (outcom
 		if next.Drops {
 			phase = state.RotationDrop
 		}
-		if err := r.recordPhase(ctx, s.stateSecret, s.saved, phase, s.held); err != nil {
+		if err := r.recordPhase(ctx, s, phase); err != nil {
 			return wrote, nil, err
 		}
 		return wrote, nil, r.writeTrust(ctx, s.held, next)
@@ -245,7 +239,7 @@ func (r *rotation) take(ctx context.Context, s *snapshot, next pki.Step) (outcom
 				"missing", release.List(next.Waiting))
 		}
 		if !s.position.Settled {
-			if err := r.recordPhase(ctx, s.stateSecret, s.saved, state.RotationReissue, s.held); err != nil {
+			if err := r.recordPhase(ctx, s, state.RotationReissue); err != nil {
 				return wrote, nil, err
 			}
 		}
@@ -255,10 +249,9 @@ func (r *rotation) take(ctx context.Context, s *snapshot, next pki.Step) (outcom
 }
 
 // finish records that no CA rotation is in progress.
-func (r *rotation) finish(ctx context.Context, s *snapshot, why string) error {
-	if s.saved != nil && s.saved.Rotation != nil {
-		s.saved.Rotation = nil
-		if err := r.SaveState(ctx, s.stateSecret, *s.saved); err != nil {
+func (r *Rotation) finish(ctx context.Context, s *snapshot, why string) error {
+	if s.saved.Rotation != nil {
+		if err := r.record(ctx, s, nil); err != nil {
 			return err
 		}
 		r.Log.Info("the CA rotation is complete", "reason", why)
@@ -267,22 +260,24 @@ func (r *rotation) finish(ctx context.Context, s *snapshot, why string) error {
 	return nil
 }
 
+// record saves how far the CA rotation is. It fails with a conflict if the state has changed since the
+// round read it.
+func (r *Rotation) record(ctx context.Context, s *snapshot, rotation *state.Rotation) error {
+	changed := *s.saved
+	changed.Rotation = rotation
+	return r.SaveState(ctx, s.stateSecret, changed)
+}
+
 // recordPhase saves the phase of the CA rotation before anything of that phase is written: another
 // process that finds the Secrets changed must also find that a rotation is in progress.
-func (r *rotation) recordPhase(
-	ctx context.Context, secret *corev1.Secret, saved *state.State, phase state.RotationPhase, held []heldLeaf,
-) error {
-	next := saved
-	if saved == nil {
-		next = r.fresh
-	}
-	begun := next.Rotation
+func (r *Rotation) recordPhase(ctx context.Context, s *snapshot, phase state.RotationPhase) error {
+	begun := s.saved.Rotation
 	switch {
 	case begun != nil && begun.Phase == phase:
 		return nil
 	case begun == nil || phase == state.RotationTrust:
 		reason := r.reason
-		for _, h := range held {
+		for _, h := range s.held {
 			if h.due != "" {
 				reason = cmp.Or(reason, fmt.Sprintf("the certificate in %s is due: %s",
 					r.Object("Secret", r.secretName(h.secretLeaf)), h.due))
@@ -291,14 +286,12 @@ func (r *rotation) recordPhase(
 		begun = &state.Rotation{Reason: cmp.Or(reason, "the trusted CAs change"),
 			Since: r.Now().UTC().Truncate(time.Second)}
 	}
-	changed := *next
-	changed.Rotation = &state.Rotation{Phase: phase, Reason: begun.Reason, Since: begun.Since}
 	r.Log.Info("the CA rotation continues", "rotation", phase, "reason", begun.Reason, "since", begun.Since)
-	return r.SaveState(ctx, secret, changed)
+	return r.record(ctx, s, &state.Rotation{Phase: phase, Reason: begun.Reason, Since: begun.Since})
 }
 
 // recordWaiting saves what the CA rotation waits for when the timeout expires.
-func (r *rotation) recordWaiting(ctx context.Context, waiting []string) error {
+func (r *Rotation) recordWaiting(ctx context.Context, waiting []string) error {
 	text := release.List(waiting)
 	err := r.UpdateState(ctx, func(s *state.State) bool {
 		if s.Rotation == nil || s.Rotation.Waiting == text {
@@ -317,9 +310,9 @@ func (r *rotation) recordWaiting(ctx context.Context, waiting []string) error {
 
 // writeCA creates the release's own CA, or replaces it. The certificate of the previous CA stays in
 // the trust bundles as long as it is needed. Its key is discarded.
-func (r *rotation) writeCA(ctx context.Context, secret *corev1.Secret, due string) error {
+func (r *Rotation) writeCA(ctx context.Context, secret *corev1.Secret, due string) error {
 	name := r.Settings.Name + names.SuffixCA
-	ca, err := pki.NewCA(r.Settings.Name+" certificate authority", r.Now(), time.Duration(r.pki.CALifetime))
+	ca, err := pki.NewCA(r.Settings.Name+" certificate authority", r.Now(), time.Duration(r.PKI.CALifetime))
 	if err != nil {
 		return err
 	}
@@ -332,7 +325,7 @@ func (r *rotation) writeCA(ctx context.Context, secret *corev1.Secret, due strin
 	return nil
 }
 
-func (r *rotation) writeTrust(ctx context.Context, held []heldLeaf, next pki.Step) error {
+func (r *Rotation) writeTrust(ctx context.Context, held []heldLeaf, next pki.Step) error {
 	for _, h := range held {
 		if h.held.Leaf == nil || h.held.Trust.Equal(next.Trust) {
 			continue
@@ -347,7 +340,7 @@ func (r *rotation) writeTrust(ctx context.Context, held []heldLeaf, next pki.Ste
 
 // reissue replaces the certificates. Where the identity may not create a missing Secret, it replaces
 // the others first.
-func (r *rotation) reissue(ctx context.Context, held []heldLeaf, next pki.Step) error {
+func (r *Rotation) reissue(ctx context.Context, held []heldLeaf, next pki.Step) error {
 	var missing []error
 	for _, h := range held {
 		if !slices.Contains(next.Roles, h.role()) {
@@ -370,15 +363,15 @@ func (r *rotation) reissue(ctx context.Context, held []heldLeaf, next pki.Step) 
 	return errors.Join(missing...)
 }
 
-func (r *rotation) write(ctx context.Context, h heldLeaf, pair pki.KeyPair, trust pki.Bundle) error {
+func (r *Rotation) write(ctx context.Context, h heldLeaf, pair pki.KeyPair, trust pki.Bundle) error {
 	return r.WriteSecret(ctx, h.secret, r.secretName(h.secretLeaf), names.ComponentCertificates, corev1.SecretTypeTLS,
 		secretData(pair, trust.PEM()))
 }
 
-// startCaches issues the certificate of the caches if they have none, although not all pods trust its CA yet. Their
+// StartCaches issues the certificate of the caches if they have none, although not all pods trust its CA yet. Their
 // pods need the Secret to start, and Helm may wait for them. Until the rotation continues, proxies that do not trust
 // them pull from the registry.
-func (r *rotation) startCaches(ctx context.Context) error {
+func (r *Rotation) StartCaches(ctx context.Context) error {
 	i := slices.IndexFunc(r.held, func(h heldLeaf) bool { return h.role() == pki.OrganizationCache })
 	if i < 0 || r.held[i].held.Leaf != nil {
 		return nil
@@ -413,10 +406,9 @@ func (r *rotation) startCaches(ctx context.Context) error {
 //
 // A renewal by the same CAs does not wait for nodes, nor for pods: it must succeed whatever state
 // they are in. Nodes that were away during a rotation get the current CAs later.
-func (r *rotation) awaitNodes(
-	ctx context.Context, saved *state.State, held []heldLeaf, position pki.Position, next pki.Step,
-) ([]string, error) {
-	if saved == nil || saved.NodeConfig == nil {
+func (r *Rotation) awaitNodes(ctx context.Context, s *snapshot, next pki.Step) ([]string, error) {
+	held, position := s.held, s.position
+	if s.saved.NodeConfig == nil {
 		return nil, nil // the nodes have no copies
 	}
 	i := slices.IndexFunc(held, func(h heldLeaf) bool { return h.role() == pki.OrganizationNode })

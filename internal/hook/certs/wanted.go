@@ -4,11 +4,14 @@ import (
 	"bytes"
 	"context"
 	"crypto/tls"
+	"fmt"
 	"slices"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 
+	"github.com/zarf-dev/zarf-registry/internal/hook/certs/certmanager"
+	"github.com/zarf-dev/zarf-registry/internal/hook/userobject"
 	"github.com/zarf-dev/zarf-registry/internal/pki"
 	"github.com/zarf-dev/zarf-registry/internal/release/names"
 	"github.com/zarf-dev/zarf-registry/internal/release/state"
@@ -81,25 +84,34 @@ func wantedLeaves(leaves []secretLeaf, copies map[string]sourceLeaf, ca *pki.CA)
 	return out
 }
 
+// Sources has cert-manager issue the certificates, if it is their source, and checks those to copy.
+func (r *Rotation) Sources(ctx context.Context) (string, error) {
+	copies, err := r.copies(ctx)
+	if err != nil {
+		return "", err
+	}
+	return fmt.Sprintf("%d certificates can be copied", len(copies)), nil
+}
+
 // copies reads and checks the certificates to copy. It waits for cert-manager only once per run.
-func (r *rotation) copies(ctx context.Context) (map[string]sourceLeaf, error) {
+func (r *Rotation) copies(ctx context.Context) (map[string]sourceLeaf, error) {
 	switch {
-	case r.pki.Mode == state.PKIInternal:
+	case r.PKI.Mode == state.PKIInternal:
 		return nil, nil
-	case r.from == nil && r.pki.Mode == state.PKICertManager:
-		from, err := r.certManagerSources(ctx, r.pki)
-		if err != nil {
+	case r.from == nil && r.PKI.Mode == state.PKICertManager:
+		if err := r.CertManager.Issue(ctx, *r.PKI.Issuer, r.certManagerLeaves(r.PKI)); err != nil {
 			return nil, err
 		}
+		from := certmanager.Secrets(r.Settings.Name)
 		r.from = &from
 	case r.from == nil:
-		r.from = r.pki.Existing
+		r.from = r.PKI.Existing
 	}
-	copies, problems, err := r.sources(ctx, r.pki, *r.from)
+	copies, problems, err := r.sources(ctx, r.PKI, *r.from)
 	if err != nil {
 		return nil, err
 	}
-	return copies, refuseAll(problems)
+	return copies, userobject.Refuse(problems)
 }
 
 // heldLeaf is the current content of a certificate Secret.
@@ -114,7 +126,7 @@ type heldLeaf struct {
 
 // readHeld reads the certificate Secrets. A certificate that no pod could load is due, and its
 // held.Leaf is nil.
-func (r *rotation) readHeld(ctx context.Context, wanted []wantedLeaf) ([]heldLeaf, error) {
+func (r *Rotation) readHeld(ctx context.Context, wanted []wantedLeaf) ([]heldLeaf, error) {
 	var all []heldLeaf
 	for _, w := range wanted {
 		secret, err := r.leafSecret(ctx, w.secretLeaf)
@@ -150,7 +162,7 @@ func (r *rotation) readHeld(ctx context.Context, wanted []wantedLeaf) ([]heldLea
 }
 
 // position returns the state of the rotation. It sets due in the held certificates.
-func (r *rotation) position(held []heldLeaf) pki.Position {
+func (r *Rotation) position(held []heldLeaf) pki.Position {
 	p := pki.Position{Held: map[string]pki.Held{}}
 	for i := range held {
 		h := &held[i]

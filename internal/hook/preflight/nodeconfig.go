@@ -6,7 +6,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/zarf-dev/zarf-registry/internal/hook/certs"
+	"github.com/zarf-dev/zarf-registry/internal/hook/userobject"
 	"github.com/zarf-dev/zarf-registry/internal/node/noderuntime"
 	"github.com/zarf-dev/zarf-registry/internal/pki"
 	"github.com/zarf-dev/zarf-registry/internal/release"
@@ -98,7 +98,7 @@ func (i *Inspection) leftOut() []Finding {
 }
 
 // registriesSecret reads registries.yaml from the user's Secret, or returns the problem with it.
-func (i *Inspection) registriesSecret(ctx context.Context) ([]byte, *certs.Problem, error) {
+func (i *Inspection) registriesSecret(ctx context.Context) ([]byte, *userobject.Problem, error) {
 	name, key := i.Settings.NodeConfig.RegistriesSecret, i.Settings.NodeConfig.RegistriesKey
 	object := i.Object("Secret", name)
 	remedy := fmt.Sprintf("create it, with K3s' registries.yaml under the key %s, or name another in "+
@@ -108,12 +108,12 @@ func (i *Inspection) registriesSecret(ctx context.Context) ([]byte, *certs.Probl
 		return nil, nil, err
 	}
 	if secret == nil {
-		return nil, &certs.Problem{Object: object, Cause: "it does not exist, but nodeConfig.k3s.existingSecret names it",
+		return nil, &userobject.Problem{Object: object, Cause: "it does not exist, but nodeConfig.k3s.existingSecret names it",
 			Remedy: remedy}, nil
 	}
 	registries, has := secret.Data[key]
 	if !has {
-		return nil, &certs.Problem{Object: object, Cause: "it has no key " + key + " (nodeConfig.k3s.existingSecretKey)",
+		return nil, &userobject.Problem{Object: object, Cause: "it has no key " + key + " (nodeConfig.k3s.existingSecretKey)",
 			Remedy: remedy}, nil
 	}
 	return registries, nil, nil

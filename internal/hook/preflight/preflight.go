@@ -16,9 +16,11 @@ import (
 
 	"github.com/zarf-dev/zarf-registry/internal/exitcode"
 	"github.com/zarf-dev/zarf-registry/internal/hook/certs"
+	"github.com/zarf-dev/zarf-registry/internal/hook/credentials"
 	"github.com/zarf-dev/zarf-registry/internal/hook/nodes"
 	"github.com/zarf-dev/zarf-registry/internal/hook/payload"
 	"github.com/zarf-dev/zarf-registry/internal/hook/steps"
+	"github.com/zarf-dev/zarf-registry/internal/hook/userobject"
 	"github.com/zarf-dev/zarf-registry/internal/node/noderuntime"
 	"github.com/zarf-dev/zarf-registry/internal/release/state"
 )
@@ -166,9 +168,10 @@ type PriorityClasses interface {
 // be set. Look, ReadState, Decide and Check run in this order and fill the fields below.
 type Inspection struct {
 	*nodes.Observer
-	Cluster Cluster
-	Certs   *certs.Manager
-	Payload *payload.Seeder
+	Cluster     Cluster
+	Certs       *certs.Manager
+	Credentials *credentials.Manager
+	Payload     *payload.Seeder
 	// NodeConfigData is the data of the rendered Secret with the node configuration. If nil, Check
 	// reads it from the Secret that the chart creates for it.
 	NodeConfigData map[string][]byte
@@ -280,11 +283,11 @@ func (i *Inspection) pushSecret(ctx context.Context) ([]Finding, error) {
 	if i.Settings.Push.Secret == "" {
 		return nil, nil
 	}
-	problems, err := i.Certs.PushProblems(ctx, i.Settings.Push.Secret)
+	problems, err := i.Credentials.Problems(ctx, i.Settings.Push.Secret)
 	return blockers(checkCredentials, problems), err
 }
 
-func blockers(check string, problems []certs.Problem) []Finding {
+func blockers(check string, problems []userobject.Problem) []Finding {
 	var out []Finding
 	for _, p := range problems {
 		out = append(out, Finding{Check: check, Severity: Blocker, Object: p.Object, Cause: p.Cause, Remedy: p.Remedy})

@@ -23,13 +23,13 @@ const (
 // PKI configures the source and the lifetimes of certificates.
 type PKI struct {
 	Mode PKIMode `json:"mode"`
-	// LeafLifetime and CALifetime apply to certificates that init-hook or cert-manager issues,
-	// including the push certificate if the user provides none.
+	// LeafLifetime applies to certificates that init-hook or cert-manager issues, including the push
+	// certificate if the user provides none; CALifetime to the CA of init-hook.
 	LeafLifetime Duration `json:"leafLifetime"`
 	CALifetime   Duration `json:"caLifetime"`
 	// Existing are the user's Secrets; only in existingSecret mode.
 	Existing *ExistingSecrets `json:"existing,omitempty"`
-	// Issuer is the user's cert-manager issuer; only in certManager mode, where nil means the release's own.
+	// Issuer is the user's cert-manager issuer; in certManager mode, and only there.
 	Issuer *Issuer `json:"issuer,omitempty"`
 	// ClusterDomain is part of the registry's DNS names.
 	ClusterDomain string `json:"clusterDomain"`
@@ -83,8 +83,8 @@ func (p PKI) Validate() error {
 		return errors.New("existing Secrets must be set in mode existingSecret, and only there")
 	case p.Existing != nil && (p.Existing.Server == "" || p.Existing.Node == ""):
 		return errors.New("mode existingSecret needs the names of the server and node Secrets")
-	case p.Issuer != nil && p.Mode != PKICertManager:
-		return errors.New("an issuer may be set in mode certManager only")
+	case (p.Issuer != nil) != (p.Mode == PKICertManager):
+		return errors.New("an issuer must be set in mode certManager, and only there")
 	case p.Issuer != nil && (p.Issuer.Name == "" || p.Issuer.Kind == "" || p.Issuer.Group == ""):
 		return errors.New("an issuer needs a name, a kind and a group")
 	case p.Zarf && p.Mode != PKIInternal:

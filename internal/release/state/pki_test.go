@@ -43,12 +43,14 @@ func TestPKIValidateRejects(t *testing.T) {
 				&state.ExistingSecrets{Server: "x"}
 		}, "server and node Secrets"},
 		"an issuer in another mode": {func(p *state.PKI) { p.Issuer = issuer },
-			"an issuer may be set in mode certManager only"},
+			"an issuer must be set in mode certManager, and only there"},
 		"an issuer without a kind": {func(p *state.PKI) {
 			p.Mode, p.Issuer = state.PKICertManager,
 				&state.Issuer{Name: "x", Group: "y"}
 		}, "an issuer needs a name, a kind and a group"},
-		"Zarf's certificate in another mode": {func(p *state.PKI) { p.Mode, p.Zarf = state.PKICertManager, true },
+		"no issuer": {func(p *state.PKI) { p.Mode = state.PKICertManager },
+			"an issuer must be set in mode certManager"},
+		"Zarf's certificate in another mode": {func(p *state.PKI) { p.Mode, p.Issuer, p.Zarf = state.PKICertManager, issuer, true },
 			"the client certificate of Zarf is issued in mode internal only"},
 		"no cluster domain": {func(p *state.PKI) { p.ClusterDomain = "" }, "cluster domain is empty"},
 	} {

@@ -46,7 +46,6 @@ func TestDecodeReturnsWhatWasEncoded(t *testing.T) {
 		"cert-manager": {PKI: with(func(p *state.PKI) {
 			p.Mode, p.Issuer = state.PKICertManager, issuer
 		})},
-		"cert-manager with an issuer of ours": {PKI: with(func(p *state.PKI) { p.Mode = state.PKICertManager })},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s.Version = state.Version

@@ -160,7 +160,7 @@ func TestCompare(t *testing.T) {
 // Each exception names a test, or a subtest in the same file.
 func TestExceptionsNameTests(t *testing.T) {
 	files := map[string]string{}
-	for _, dir := range []string{"..", "../../../internal/hook/certs", "../../../internal/hook"} {
+	for _, dir := range []string{"..", "../../../internal/hook/certs/certmanager", "../../../internal/hook"} {
 		paths, err := filepath.Glob(filepath.Join(dir, "*_test.go"))
 		if err != nil {
 			t.Fatal(err)

@@ -1,5 +1,5 @@
-// Package pull verifies that nodes can pull from the registry. It does not decide what follows from a failure.
-package pull
+// Package pulltest verifies that nodes can pull from the registry. It does not decide what follows from a failure.
+package pulltest
 
 import "strings"
 

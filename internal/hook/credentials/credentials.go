@@ -1,4 +1,6 @@
-package certs
+// Package credentials generates, copies, rotates and revokes the credentials of a release, stores them
+// in its Secrets, and waits until the registry has loaded them. It issues no certificates.
+package credentials
 
 import (
 	"bytes"
@@ -17,6 +19,9 @@ import (
 	"golang.org/x/crypto/bcrypt"
 	corev1 "k8s.io/api/core/v1"
 
+	"github.com/zarf-dev/zarf-registry/internal/hook/nodes"
+	"github.com/zarf-dev/zarf-registry/internal/hook/reload"
+	"github.com/zarf-dev/zarf-registry/internal/hook/userobject"
 	"github.com/zarf-dev/zarf-registry/internal/release"
 	"github.com/zarf-dev/zarf-registry/internal/release/names"
 )
@@ -31,6 +36,27 @@ const (
 	// maxPassword is the number of bytes of a password that bcrypt uses.
 	maxPassword = 72
 )
+
+// Manager manages the credentials of one release. All fields must be set.
+type Manager struct {
+	*nodes.Observer
+	Pods     *reload.Pods
+	Listener Listener
+}
+
+// Listener asks registry pods for the state of their plain listener.
+type Listener interface {
+	// PlainOpen reports whether the plain listener of a registry pod accepts connections. An error
+	// means that the state of the listener is unknown.
+	PlainOpen(ctx context.Context, pod *corev1.Pod) (bool, error)
+}
+
+// Problems returns what is wrong with the user's Secret for the push credential. name is the name of
+// that Secret.
+func (m *Manager) Problems(ctx context.Context, name string) ([]userobject.Problem, error) {
+	_, problems, err := m.pushSource(ctx, name)
+	return userobject.Sentences(problems), err
+}
 
 // WritePush generates the push credential, or copies it from the user's Secret if from names one.
 // copied reports whether the current credential is a copy. The returned text describes what it did.
@@ -58,7 +84,7 @@ func (m *Manager) tryWritePush(ctx context.Context, from string, copied bool) (s
 		if err != nil {
 			return "", err
 		}
-		if err := refuseAll(problems); err != nil {
+		if err := userobject.Refuse(problems); err != nil {
 			return "", err
 		}
 		if !bytes.Equal(data[names.KeyUsername], source[names.KeyUsername]) ||
@@ -162,14 +188,15 @@ func dockerConfig(address, username, password string) ([]byte, error) {
 }
 
 // pushSource reads the user's push credential, and returns its problems. Their texts never contain the password.
-func (m *Manager) pushSource(ctx context.Context, name string) (map[string][]byte, []Problem, error) {
+func (m *Manager) pushSource(ctx context.Context, name string) (map[string][]byte, []userobject.Problem, error) {
 	object := m.Object("Secret", name)
-	secret, problems, err := m.userSecret(ctx, name, "create it, or name another: --set auth.existingSecret=…", true)
+	secret, problems, err := userobject.Secret(ctx, m.Release, name,
+		"create it, or name another: --set auth.existingSecret=…", true)
 	if err != nil || secret == nil {
 		return nil, problems, err
 	}
 	wrong := func(remedy, format string, args ...any) {
-		problems = append(problems, Problem{object, fmt.Sprintf(format, args...), remedy})
+		problems = append(problems, userobject.New(object, fmt.Sprintf(format, args...), remedy))
 	}
 	for _, key := range []string{names.KeyUsername, names.KeyPassword} {
 		value := string(secret.Data[key])

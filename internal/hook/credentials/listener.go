@@ -1,4 +1,4 @@
-package certs
+package credentials
 
 import (
 	"context"
@@ -10,6 +10,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
+	"github.com/zarf-dev/zarf-registry/internal/hook/reload"
 	"github.com/zarf-dev/zarf-registry/internal/release"
 	"github.com/zarf-dev/zarf-registry/internal/release/names"
 )
@@ -68,15 +69,14 @@ func (m *Manager) awaitPlain(ctx context.Context, open bool) (int, error) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, listenerTime)
 	defer cancel()
-	var refreshed time.Time
+	var refresher reload.Refresher
 	for {
 		pods, wrong, err := m.plainPods(ctx, open)
 		if err == nil && len(wrong) == 0 {
 			return pods, nil
 		}
-		if err == nil && time.Since(refreshed) >= RefreshInterval {
-			refreshed = time.Now()
-			err = m.RefreshPods(ctx, slices.Collect(maps.Keys(wrong)))
+		if err == nil {
+			err = refresher.Refresh(ctx, m.Pods, slices.Collect(maps.Keys(wrong)))
 		}
 		if err != nil && ctx.Err() == nil && !release.IsTransient(err) {
 			return 0, err
@@ -93,7 +93,7 @@ func (m *Manager) plainTimeout(open bool, wrong map[string]string, last, ended e
 	if !open {
 		want = "close"
 	}
-	complaints := m.complaints(wrong)
+	complaints := m.Pods.Complaints(wrong)
 	if last != nil {
 		complaints = append(complaints, last.Error())
 	}
@@ -112,7 +112,7 @@ func (m *Manager) plainPods(ctx context.Context, open bool) (pods int, wrong map
 	}
 	wrong = map[string]string{}
 	for _, pod := range ready {
-		switch isOpen, err := m.Registry.PlainOpen(ctx, &pod); {
+		switch isOpen, err := m.Listener.PlainOpen(ctx, &pod); {
 		case err != nil:
 			wrong[pod.Name] = err.Error()
 		case isOpen != open && open:

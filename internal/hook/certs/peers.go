@@ -8,17 +8,14 @@ import (
 	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
 
+	"github.com/zarf-dev/zarf-registry/internal/hook/reload"
 	"github.com/zarf-dev/zarf-registry/internal/pki"
 	"github.com/zarf-dev/zarf-registry/internal/release"
 	"github.com/zarf-dev/zarf-registry/internal/release/names"
 )
 
-const (
-	// roundTimeout limits the queries of all pods if the wait timeout has expired.
-	roundTimeout = 15 * time.Second
-	// MaxQueries limits the number of open tunnels through the API server.
-	MaxQueries = 16
-)
+// roundTimeout limits the queries of all pods if the wait timeout has expired.
+const roundTimeout = 15 * time.Second
 
 // components are the components whose pods mount the Secret of a role. No pod mounts the push
 // certificate.
@@ -36,7 +33,7 @@ func (p peer) key() string { return p.pod.Name + " " + string(p.pod.UID) }
 
 // peers lists the pods on ready nodes that mount the Secrets. Pods on other nodes are only logged:
 // they serve nobody, and load everything when their node is back. So are those on excluded nodes.
-func (r *rotation) peers(ctx context.Context, held []heldLeaf) ([]peer, error) {
+func (r *Rotation) peers(ctx context.Context, held []heldLeaf) ([]peer, error) {
 	var out []peer
 	for _, h := range held {
 		if components[h.role()] == "" {
@@ -58,7 +55,7 @@ func (r *rotation) peers(ctx context.Context, held []heldLeaf) ([]peer, error) {
 
 // observe returns what the pods have loaded. It queries only the pods that have not loaded the
 // target before.
-func (r *rotation) observe(
+func (r *Rotation) observe(
 	ctx context.Context, held []heldLeaf, position pki.Position, end time.Time,
 ) ([]pki.Loaded, error) {
 	peers, err := r.peers(ctx, held)
@@ -74,13 +71,13 @@ func (r *rotation) observe(
 		target += fmt.Sprint(h.role(), leaf, h.held.Trust.Fingerprints())
 	}
 	if r.target != target {
-		r.target, r.loaded, r.refreshed = target, map[string]pki.Loaded{}, time.Time{}
+		r.target, r.loaded, r.refresher = target, map[string]pki.Loaded{}, reload.Refresher{}
 	}
 	ctx, cancel := context.WithTimeout(ctx, max(roundTimeout, time.Until(end)))
 	defer cancel()
 	answers := make([]pki.Loaded, len(peers))
 	var group errgroup.Group
-	group.SetLimit(MaxQueries)
+	group.SetLimit(reload.MaxQueries)
 	for i, p := range peers {
 		if seen, ok := r.loaded[p.key()]; ok {
 			answers[i] = seen
@@ -114,9 +111,9 @@ func (r *rotation) observe(
 }
 
 // query asks a pod what it has loaded.
-func (r *rotation) query(ctx context.Context, p peer) pki.Loaded {
+func (r *Rotation) query(ctx context.Context, p peer) pki.Loaded {
 	out := pki.Loaded{Pod: r.PodName(&p.pod), Role: p.role}
-	report, err := r.QueryPod(ctx, &p.pod)
+	report, err := r.Pods.Loaded(ctx, &p.pod)
 	if err != nil {
 		out.Problem = err.Error()
 		return out
@@ -130,8 +127,8 @@ func (r *rotation) query(ctx context.Context, p peer) pki.Loaded {
 
 // refreshAll makes kubelets refresh the written Secrets at once if no pod was waited for. It is
 // best effort.
-func (r *rotation) refreshAll(ctx context.Context, held []heldLeaf) {
-	if len(r.wrote) == 0 || !r.refreshed.IsZero() {
+func (r *Rotation) refreshAll(ctx context.Context, held []heldLeaf) {
+	if len(r.wrote) == 0 || r.refresher.Started() {
 		return
 	}
 	peers, err := r.peers(ctx, held)
@@ -147,31 +144,27 @@ func (r *rotation) refreshAll(ctx context.Context, held []heldLeaf) {
 
 // refreshLate makes kubelets refresh the Secrets of the pods that have not loaded them yet. It is
 // best effort: kubelets refresh them on their own after a while.
-func (r *rotation) refreshLate(ctx context.Context) {
-	if len(r.late) == 0 || time.Since(r.refreshed) < RefreshInterval {
-		return
-	}
-	r.refreshed = time.Now()
-	if err := r.RefreshPods(ctx, r.late); err != nil {
+func (r *Rotation) refreshLate(ctx context.Context) {
+	if err := r.refresher.Refresh(ctx, r.Pods, r.late); err != nil {
 		r.once("cannot annotate pods; their kubelets refresh the Secrets within 90 seconds", "error", err.Error())
 	}
 }
 
 // once logs a line that every round would repeat only the first time.
-func (r *rotation) once(message string, args ...any) {
+func (r *Rotation) once(message string, args ...any) {
 	if r.first(message, args...) {
 		r.Log.Info(message, args...)
 	}
 }
 
 // waitFor reports what a round waits for, the first time.
-func (r *rotation) waitFor(what, missing string, more ...any) {
+func (r *Rotation) waitFor(what, missing string, more ...any) {
 	if r.first(what, append(more, missing)...) {
 		r.Progress.Waiting(what, missing, more...)
 	}
 }
 
-func (r *rotation) first(what string, args ...any) bool {
+func (r *Rotation) first(what string, args ...any) bool {
 	key := fmt.Sprint(append([]any{what}, args...)...)
 	if r.told[key] {
 		return false
