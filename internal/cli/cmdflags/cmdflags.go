@@ -42,7 +42,8 @@ func MakeGroup(cmd *cobra.Command) {
 // suggestionDistance is how many letters may differ between what was typed and what is suggested.
 const suggestionDistance = 2
 
-// SuggestFlag adds similar flags to the error about an unknown one. After an unknown command, flags are not the problem.
+// SuggestFlag adds similar flags to the error about an unknown one. After an unknown command, flags are not the
+// problem.
 func SuggestFlag(cmd *cobra.Command, err error) error {
 	unknown, ok := errors.AsType[*pflag.NotExistError](err)
 	if !ok {

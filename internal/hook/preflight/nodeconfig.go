@@ -108,8 +108,8 @@ func (i *Inspection) registriesSecret(ctx context.Context) ([]byte, *userobject.
 		return nil, nil, err
 	}
 	if secret == nil {
-		return nil, &userobject.Problem{Object: object, Cause: "it does not exist, but nodeConfig.k3s.existingSecret names it",
-			Remedy: remedy}, nil
+		return nil, &userobject.Problem{Object: object, Remedy: remedy,
+			Cause: "it does not exist, but nodeConfig.k3s.existingSecret names it"}, nil
 	}
 	registries, has := secret.Data[key]
 	if !has {

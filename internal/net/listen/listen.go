@@ -1,5 +1,5 @@
-// Package listen helps programs to listen where a predecessor still does, and sets options of sockets. It does not choose
-// addresses.
+// Package listen helps programs to listen where a predecessor still does, and sets options of sockets. It does not
+// choose addresses.
 package listen
 
 import (

@@ -31,8 +31,8 @@ import (
 // while the manifest exists, so one that remains after a crash does no harm, and garbage collection removes it.
 //
 // Distribution itself writes no back links. At each start, the registry adds those of manifests that were pushed since
-// it last did so (rebuild). Until it has finished, lists of referrers are made from manifests, and conditional deletions
-// wait.
+// it last did so (rebuild). Until it has finished, lists of referrers are made from manifests, and conditional
+// deletions wait.
 const (
 	referrerLinks = "_referrers"
 	indexLinks    = "_indexes"

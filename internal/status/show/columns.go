@@ -24,7 +24,8 @@ var NodeColumns = []Column[status.Node]{
 	{Name: "Ready", Cell: func(n status.Node) string { return YesNo(n.Ready) }},
 	{"Via", "the path that a node uses", func(n status.Node) string { return n.Via }},
 	{"Endpoint", "whether that path exists", func(n status.Node) string { return YesNo(n.Endpoint) }},
-	{"Verified", "whether the node pulled in the last verification", func(n status.Node) string { return YesNo(n.Verified) }},
+	{"Verified", "whether the node pulled in the last verification",
+		func(n status.Node) string { return YesNo(n.Verified) }},
 	{Name: "Message", Cell: func(n status.Node) string { return n.Message }},
 }
 

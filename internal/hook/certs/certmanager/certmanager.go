@@ -61,8 +61,10 @@ const (
 // Secrets returns the names of the Secrets that cert-manager writes for a release with this name of
 // its objects.
 func Secrets(name string) state.ExistingSecrets {
-	return state.ExistingSecrets{Server: name + SuffixServer + names.SuffixIssued, Node: name + SuffixNode + names.SuffixIssued,
-		Push: name + SuffixPush + names.SuffixIssued, Cache: name + SuffixCache + names.SuffixIssued}
+	return state.ExistingSecrets{
+		Server: name + SuffixServer + names.SuffixIssued, Node: name + SuffixNode + names.SuffixIssued,
+		Push: name + SuffixPush + names.SuffixIssued, Cache: name + SuffixCache + names.SuffixIssued,
+	}
 }
 
 // Leaf is a certificate to issue, and the suffix of the name of its Certificate.

@@ -37,8 +37,8 @@ func (c *Client) notIssued(ctx context.Context, waiting []unissued, took time.Du
 	}
 	kubectl := "kubectl --namespace " + c.Settings.Namespace
 	return fmt.Errorf("%s %s%s; check its issuer (%s describe %s %s), then %s describe certificate %s%s",
-		c.Object("Certificate", first.Name), problem, c.requestProblem(ctx, first.Name), kubectl, issuer, ref.Name, kubectl, first.Name,
-		others)
+		c.Object("Certificate", first.Name), problem, c.requestProblem(ctx, first.Name), kubectl, issuer, ref.Name,
+		kubectl, first.Name, others)
 }
 
 // requestProblem returns the problem of the newest CertificateRequest of a Certificate as part of a
