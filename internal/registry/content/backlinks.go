@@ -130,8 +130,8 @@ func (s *Store) HasAll(ctx context.Context, repository string, manifest digest.D
 	return err == nil, err
 }
 
-// IndexOf returns the digest of an index that contains a manifest, or "" if none does, after AwaitRebuild. The index may
-// not be stored: its push may not have ended.
+// IndexOf returns the digest of an index that contains a manifest, or "" if none does, after AwaitRebuild. The index
+// may not be stored: its push may not have ended.
 func (s *Store) IndexOf(ctx context.Context, repository string, child digest.Digest) (index digest.Digest, err error) {
 	linked, err := storage.ListDigests(ctx, s.Driver, backLinkDir(repository, indexLinks, child))
 	return slices.Concat(linked, []digest.Digest{""})[0], err
