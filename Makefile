@@ -364,6 +364,8 @@ BENCH_REPORT ?= cd bench && go run ./report ../dist/bench ../dist/bench-previous
 .PHONY: bench
 bench: ## Run all benchmarks (40 minutes), write dist/bench/RESULTS.md and check the targets; the machine must be quiet
 	@if [ -d dist/bench ]; then rm -rf dist/bench-previous && mv dist/bench dist/bench-previous; fi
+	@# make bench-scale takes as long again.
+	@if [ -d dist/bench-previous/scale ]; then mkdir -p dist/bench && cp -r dist/bench-previous/scale dist/bench; fi
 	for name in cluster nodes proxy registry garbage; do \
 	  $(MAKE) --no-print-directory bench-$$name BENCH_REPORT=true; \
 	done
@@ -383,6 +385,16 @@ bench-nodes: build ## Measure pulls by 1 to 50 nodes with and without caches, an
 	$(BENCHBUILD) ./nodes
 	dist/bench-nodes -registry bin/registry -registry-node bin/registry-node -write dist/bench/nodes $(BENCH_FLAGS)
 	$(BENCH_REPORT) nodes
+
+# How many nodes are simulated, one run after the other.
+SCALE ?= 10 100 300 1000
+.PHONY: bench-scale
+bench-scale: build $(TESTCLUSTER) ## Measure what a release costs an API server with many simulated nodes (SCALE="10 100")
+	@hack/deps.sh cluster
+	cd bench && $(GOBUILD) -o ../dist/bench-cluster ./cluster
+	mkdir -p dist/bench/scale
+	for nodes in $(SCALE); do dist/bench-cluster scale -nodes $$nodes -write dist/bench/scale $(BENCH_FLAGS); done
+	$(BENCH_REPORT) scale
 
 .PHONY: bench-proxy
 bench-proxy: payload $(TESTCLUSTER) ## Measure the proxy beside socat, haproxy, nginx, ghostunnel and a naive one (BENCH_FLAGS="-n 1")

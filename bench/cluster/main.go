@@ -2,6 +2,7 @@
 // the installation to the first pod with a pushed image, the payload, what an idle node costs, nodes
 // that join later, pushes of many images and of few changes, and pulls by a container runtime. Peers
 // are plain distribution, crane, skopeo and regctl, a node port, and a container runtime with TLS.
+// With scale as the first argument, it measures what many simulated nodes cost the API server.
 //
 // Control plane, nodes and tools share the cores of one machine, without a network between them, so
 // ratios carry over to other clusters and seconds do not.
@@ -30,9 +31,10 @@ const how = "A test cluster of two nodes; control plane, nodes, tools and regist
 	"through `kubectl port-forward`, `zarf-registry` by itself. The client is the tool with its port-forward, or " +
 	"containerd with the proxy: the sum of their CPU time and of their peak resident memory."
 
-// First arguments that make the program run in a pod.
+// First arguments that make the program run in a pod, or another benchmark.
 var modes = map[string]func(ctx context.Context, args []string) error{
-	waitMode: func(ctx context.Context, _ []string) error { <-ctx.Done(); return nil },
+	waitMode:  func(ctx context.Context, _ []string) error { <-ctx.Done(); return nil },
+	scaleMode: scale,
 	distribution.Mode: func(ctx context.Context, _ []string) error {
 		return distribution.Serve(ctx, distributionConfig)
 	},

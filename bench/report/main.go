@@ -22,6 +22,7 @@ import (
 var benchmarks = []struct{ dir, title string }{
 	{"cluster", "Installation, pushes and idle nodes"},
 	{"nodes", "Many nodes"},
+	{"scale", "What many nodes cost the API server"},
 	{"proxy", "The proxy beside other proxies"},
 	{"registry", "The registry beside distribution"},
 	{"garbage", "Garbage collection on S3"},
