@@ -23,9 +23,11 @@ import (
 func Connect(config *rest.Config, namespace string, log *slog.Logger) (*action.Configuration, error) {
 	kube.ManagedFieldsManager = "helm"
 	connected := &action.Configuration{}
-	err := connected.Init(&getter{config, namespace}, namespace, "secret", func(format string, args ...any) {
-		log.Debug("helm", "message", fmt.Sprintf(format, args...))
-	})
+	discovered, err := discovery.NewDiscoveryClientForConfig(config)
+	if err == nil {
+		err = connected.Init(&getter{config, namespace, memory.NewMemCacheClient(discovered)}, namespace, "secret",
+			func(format string, args ...any) { log.Debug("helm", "message", fmt.Sprintf(format, args...)) })
+	}
 	if err != nil {
 		return nil, fmt.Errorf("preparing Helm: %w", err)
 	}
@@ -36,24 +38,19 @@ func Connect(config *rest.Config, namespace string, log *slog.Logger) (*action.C
 type getter struct {
 	config    *rest.Config
 	namespace string
+	// discovered caches what the API server serves. Helm asks for a mapper a hundred times in an installation.
+	discovered discovery.CachedDiscoveryInterface
 }
 
 func (g *getter) ToRESTConfig() (*rest.Config, error) { return rest.CopyConfig(g.config), nil }
 
 func (g *getter) ToDiscoveryClient() (discovery.CachedDiscoveryInterface, error) {
-	client, err := discovery.NewDiscoveryClientForConfig(g.config)
-	if err != nil {
-		return nil, err
-	}
-	return memory.NewMemCacheClient(client), nil
+	return g.discovered, nil
 }
 
 func (g *getter) ToRESTMapper() (meta.RESTMapper, error) {
-	client, err := g.ToDiscoveryClient()
-	if err != nil {
-		return nil, err
-	}
-	return restmapper.NewShortcutExpander(restmapper.NewDeferredDiscoveryRESTMapper(client), client, nil), nil
+	mapper := restmapper.NewDeferredDiscoveryRESTMapper(g.discovered)
+	return restmapper.NewShortcutExpander(mapper, g.discovered, nil), nil
 }
 
 // ToRawKubeConfigLoader provides the namespace of objects without one.
