@@ -41,8 +41,9 @@ const (
 	scaleMode = "scale"
 	// scaleAgent is the user agent of this program.
 	scaleAgent = "bench-scale"
-	// calculated is the number of nodes whose row is calculated.
-	calculated = 5000
+	// calculated is the number of nodes whose row is calculated, if at least calculatedFrom were measured: memory and
+	// polls do not grow in proportion.
+	calculated, calculatedFrom = 5000, 1000
 	// idleTime is that of phases without change, tailTime what each phase is given for what follows it.
 	idleTime, tailTime = time.Minute, 5 * time.Second
 
@@ -59,11 +60,11 @@ rules:
     userGroups: ["system:nodes"]
   - level: Metadata
 `
-	scaleHow = "One real node, for the registry and two healers, and simulated nodes, which do what a kubelet does, each " +
-		"with a connection of its own. Their pulls succeed; there are no kube-proxies, network plugins or other workloads. " +
-		"Requests are without leases, MB those on the wire. Controllers, with the scheduler and what runs on the real node, " +
-		"may send 500 requests a second. Memory is the peak of the phase. The row of 5000 nodes is calculated, on the line " +
-		"through the two largest sizes."
+	scaleHow = "One real node, for the registry and two healers, and simulated nodes, which do what a kubelet does, " +
+		"each with a connection of its own. Their pulls succeed; there are no kube-proxies, network plugins or other " +
+		"workloads. Requests are without leases, MB those on the wire. Controllers, with the scheduler and what runs on " +
+		"the real node, may send 500 requests a second. Memory is the peak of the phase. The row of 5000 nodes is " +
+		"calculated, on the line through the two largest sizes, if one of them has 1000."
 )
 
 // simulation is a cluster with simulated nodes.
@@ -116,7 +117,7 @@ func (s *simulation) up(ctx context.Context, nodes int) error {
 	if err != nil {
 		return err
 	}
-	defer os.RemoveAll(dir)
+	defer func() { _ = os.RemoveAll(dir) }()
 	policy := filepath.Join(dir, "audit.yaml")
 	if err := writeFile(policy, scaleAuditPolicy); err != nil {
 		return err
@@ -306,7 +307,8 @@ func (s *simulation) away(ctx context.Context) error {
 // plant replaces the payload of the proxies, as if an older version had written it. The real proxy rejects it and
 // keeps its program.
 func (s *simulation) plant(ctx context.Context) error {
-	p, configMaps := injector.Program{Name: "registry-node", Architecture: runtime.GOARCH}, s.client.CoreV1().ConfigMaps(zarf)
+	p := injector.Program{Name: "registry-node", Architecture: runtime.GOARCH}
+	configMaps := s.client.CoreV1().ConfigMaps(zarf)
 	other := []byte(hex.EncodeToString(make([]byte, 32)))
 	for i := p.MaxChunks() - 1; i >= 0; i-- {
 		c, err := configMaps.Get(ctx, injector.ConfigMapName(release, "", p, i), metav1.GetOptions{})
@@ -401,10 +403,10 @@ func merge(report, others *results.Report) {
 		}
 	}
 	sorted := slices.Sorted(maps.Keys(sizes))
-	for _, size := range append(sorted, calculated) {
+	for _, size := range append(slices.Clone(sorted), calculated) {
 		report.Subjects = append(report.Subjects, results.Subject{Name: sized(size)})
 	}
-	if len(sorted) < 2 {
+	if len(sorted) < 2 || sorted[len(sorted)-1] < calculatedFrom {
 		return
 	}
 	low, high := sorted[len(sorted)-2], sorted[len(sorted)-1]

@@ -289,7 +289,7 @@ func (p *pod) event(ctx context.Context, reason, message string) {
 			ObjectMeta:     metav1.ObjectMeta{Name: fmt.Sprintf("%s.%x", p.Pod.Name, time.Now().UnixNano())},
 			InvolvedObject: corev1.ObjectReference{Kind: "Pod", Namespace: p.Namespace, Name: p.Pod.Name, UID: p.UID},
 			Reason:         reason, Message: message, Type: corev1.EventTypeNormal, Count: 1, FirstTimestamp: now,
-			LastTimestamp: now, Source: corev1.EventSource{Component: "kubelet", Host: p.Kubelet.Name},
+			LastTimestamp: now, Source: corev1.EventSource{Component: "kubelet", Host: p.Name},
 		}, metav1.CreateOptions{})
 		p.fail(ctx, "event", err)
 	}()
@@ -313,7 +313,7 @@ func (ks *Kubelets) forward(w http.ResponseWriter, r *http.Request) {
 	if connection == nil {
 		return
 	}
-	defer connection.Close()
+	defer func() { _ = connection.Close() }()
 	for timeout := time.After(10 * time.Second); ; {
 		select {
 		case s := <-streams:
