@@ -234,6 +234,9 @@ func (s *Store) complete(ctx context.Context, repository string, link *backRefer
 // not a manifest as this release understands it. It does not ask whether the repository has a manifest with a SHA-256
 // digest, which tells where its content is. Few large manifests are in memory at once.
 func (s *Store) BackLinksOf(ctx context.Context, repository string, d digest.Digest) (BackLinks, error) {
+	if d.Validate() != nil { // the name of a damaged link
+		return nil, nil
+	}
 	stored, err := d, error(nil)
 	if d.Algorithm() != digest.Canonical {
 		stored, err = s.ReadLink(ctx, storage.RevisionPath(repository, d))

@@ -22,6 +22,7 @@ func TestDamagedLinksDoNotPreventARebuild(t *testing.T) {
 		storage.BlobPath(intact):                                  referrer,
 		storage.RevisionPath("a", intact):                         intact.String(),
 		storage.RevisionPath("a", digest.FromString("x")):         "",
+		storage.RevisionsDir("a") + "/sha256/a/link":              "",
 		storage.RevisionPath("a", digest.SHA512.FromString("x")):  "",
 		storage.LayerPath("a", digest.SHA512.FromString("layer")): "",
 	} {
