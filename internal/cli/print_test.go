@@ -241,7 +241,7 @@ func TestStatusWaits(t *testing.T) {
 		"an error":                 {false, time.Hour, answers(absent), nil, absent, ""},
 		"until it is healthy":      {true, time.Hour, answers(absent, sick, sick, healthy), healthy, nil, "not there|Do this."},
 		"until the time is over":   {true, 3 * time.Second, answers(sick), sick, nil, "Do this."},
-		"in vain for a report":     {true, 3 * time.Second, answers(absent), nil, absent, "not there"},
+		"in vain for a report":     {true, 3 * time.Second, answers(absent, absent, context.DeadlineExceeded), nil, absent, "not there"},
 		"not if it makes no sense": {true, time.Hour, answers(exitcode.Refuse("no")), nil, nil, ""},
 	} {
 		t.Run(name, func(t *testing.T) {

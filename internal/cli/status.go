@@ -81,8 +81,12 @@ const statusInterval = 2 * time.Second
 func awaitHealth(ctx context.Context, wait bool, progress release.Progress, collect func() (*status.Report, error),
 ) (last *status.Report, err error) {
 	said := ""
+	var problem error // of the last attempt that the end of the time did not interrupt
 	for {
 		report, err := collect()
+		if problem == nil || ctx.Err() == nil {
+			problem = err
+		}
 		missing := ""
 		if err != nil {
 			missing = err.Error()
@@ -95,7 +99,7 @@ func awaitHealth(ctx context.Context, wait bool, progress release.Progress, coll
 		case last != nil && errors.Is(ctx.Err(), context.DeadlineExceeded):
 			return last, nil
 		case ctx.Err() != nil:
-			return nil, errors.Join(err, context.Cause(ctx))
+			return nil, errors.Join(problem, context.Cause(ctx))
 		case err != nil && (!wait || exitcode.IsRefusal(err)):
 			return nil, err
 		}
