@@ -42,26 +42,6 @@ func TestRecipeKeyDependsOnEveryField(t *testing.T) {
 	}
 }
 
-func TestClusterRecipesBuildAllPrograms(t *testing.T) {
-	var got []string
-	for _, r := range defaultRecipes() {
-		got = append(got, r.ProgramNames()...)
-	}
-	for _, want := range []string{
-		"etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet", "kube-proxy", "kubectl", "cri-version",
-		"containerd", "containerd-shim-runc-v2", "ctr", "crictl", "runc", "bridge", "loopback", "portmap", "host-local",
-		"coredns", "kube-router", "pause",
-	} {
-		if !slices.Contains(got, want) {
-			t.Errorf("no recipe builds %s", want)
-		}
-	}
-	slices.Sort(got)
-	if unique := slices.Compact(slices.Clone(got)); len(unique) != len(got) {
-		t.Errorf("two recipes build the same program: %v", got)
-	}
-}
-
 func TestToolsArePinned(t *testing.T) {
 	for name, recipe := range tools {
 		if !strings.HasPrefix(recipe.Version, "v") || strings.Count(recipe.Version, ".") != 2 {
@@ -85,22 +65,6 @@ func TestToolsArePinned(t *testing.T) {
 	}
 }
 
-func TestLocalReplacements(t *testing.T) {
-	const gomod = `module k8s.io/kubernetes
-
-replace example.com/one => ./staging/one
-
-replace (
-	k8s.io/api => ./staging/src/k8s.io/api
-	k8s.io/client-go => ./staging/src/k8s.io/client-go
-	example.com/fork => example.com/other v1.2.3
-)
-`
-	if got := strings.Join(localReplacements(gomod), " "); got != "example.com/one k8s.io/api k8s.io/client-go" {
-		t.Errorf("got %q", got)
-	}
-}
-
 // testCache returns an empty cache and a recipe of a C program, which builds quickly.
 func testCache(t *testing.T) (*Cache, Recipe) {
 	t.Helper()
@@ -114,20 +78,6 @@ func testCache(t *testing.T) (*Cache, Recipe) {
 	}
 	return cache, Recipe{Name: "true", Version: "v1.0.0", C: "int main(void) { return 0; }",
 		Programs: map[string]string{"true": ""}}
-}
-
-func TestEnsureReusesTheCache(t *testing.T) {
-	cache, recipe := testCache(t)
-	for range 2 {
-		if err := cache.Ensure(context.Background(), recipe); err != nil {
-			t.Fatal(err)
-		}
-		// A second build would fail.
-		t.Setenv("PATH", "/nowhere")
-	}
-	if info, err := os.Stat(cache.Program(recipe, "true")); err != nil || info.Mode()&0o111 == 0 {
-		t.Errorf("%v, %v", info, err)
-	}
 }
 
 func TestFailedBuildIsNotCached(t *testing.T) {
@@ -144,19 +94,6 @@ func TestFailedBuildIsNotCached(t *testing.T) {
 	if err := cache.Ensure(context.Background(), recipe); err != nil {
 		t.Errorf("after the source was corrected: %v", err)
 	}
-}
-
-func TestConcurrentBuilds(t *testing.T) {
-	cache, recipe := testCache(t)
-	var wait sync.WaitGroup
-	for range 4 {
-		wait.Go(func() {
-			if err := cache.Ensure(context.Background(), recipe); err != nil {
-				t.Error(err)
-			}
-		})
-	}
-	wait.Wait()
 }
 
 func TestConcurrentProcessesInstallPackagesOnce(t *testing.T) {
@@ -189,15 +126,6 @@ func TestConcurrentProcessesInstallPackagesOnce(t *testing.T) {
 	calls, err := os.ReadFile(filepath.Join(dir, "calls"))
 	if err != nil || string(calls) != "update\ninstall\n" {
 		t.Errorf("apt-get was called with %q, %v", calls, err)
-	}
-}
-
-// Programs of a runtime are installed in a directory that is named like its recipe.
-func TestRuntimesAreNamedLikeTheirRecipes(t *testing.T) {
-	for _, name := range RuntimeNames() {
-		if r, err := Runtime(name); err != nil || r.Name != name {
-			t.Errorf("runtime %s has recipe %q: %v", name, r.Name, err)
-		}
 	}
 }
 

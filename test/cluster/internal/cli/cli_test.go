@@ -55,28 +55,6 @@ func TestExamplesParse(t *testing.T) {
 	}
 }
 
-func TestSplitExec(t *testing.T) {
-	for args, want := range map[string]string{
-		"n1 -- ctr images ls": "n1|ctr images ls",
-		"n1 ctr images ls -q": "",
-		"n1 -- sh -c -- x":    "n1|sh -c -- x",
-		"n1":                  "",
-		"n1 --":               "",
-		"":                    "",
-	} {
-		node, command, err := splitExec(strings.Fields(args))
-		if want == "" {
-			if err == nil {
-				t.Errorf("%q was accepted", args)
-			}
-			continue
-		}
-		if got := node + "|" + strings.Join(command, " "); err != nil || got != want {
-			t.Errorf("%q: got %q, %v", args, got, err)
-		}
-	}
-}
-
 func TestInvalidUsageIsRejected(t *testing.T) {
 	for _, args := range [][]string{
 		{"nonsense"},

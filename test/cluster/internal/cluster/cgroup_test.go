@@ -1,13 +1,8 @@
 package cluster
 
 import (
-	"os"
-	"os/exec"
-	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
-	"time"
 )
 
 func TestParseCgroups(t *testing.T) {
@@ -66,63 +61,5 @@ func TestInCgroup(t *testing.T) {
 		if got := inCgroup(content, path); got != want {
 			t.Errorf("%q: got %t", content, got)
 		}
-	}
-}
-
-// TestCgroupLifecycle uses the machine's cgroup mounts, each version separately.
-func TestCgroupLifecycle(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("SKIPPED: managing cgroups requires root")
-	}
-	machine, err := findCgroups()
-	if err != nil {
-		t.Skipf("SKIPPED: %v", err)
-	}
-	kinds := map[string]cgroups{"mounts of this machine": machine}
-	if len(machine.second) > 0 {
-		kinds["version 2 alone"] = cgroups{unified: true, mounts: machine.second[:1]}
-	}
-	for name, groups := range kinds {
-		t.Run(name, func(t *testing.T) {
-			path := "/testcluster-unit-test"
-			leaf := filepath.Join(path, "n1", systemCgroup)
-			if err := groups.create(leaf); err != nil {
-				t.Fatal(err)
-			}
-			defer func() {
-				if err := groups.remove(path); err != nil {
-					t.Error(err)
-				}
-				for _, mount := range groups.all() {
-					if _, err := os.Stat(filepath.Join(mount, path)); !os.IsNotExist(err) {
-						t.Errorf("%s remains: %v", filepath.Join(mount, path), err)
-					}
-				}
-			}()
-			if err := groups.create(leaf); err != nil {
-				t.Errorf("creating it again: %v", err)
-			}
-			cmd := exec.Command("sleep", "60")
-			if err := cmd.Start(); err != nil {
-				t.Fatal(err)
-			}
-			ended := make(chan struct{})
-			go func() { _ = cmd.Wait(); close(ended) }()
-			defer func() { _ = cmd.Process.Kill(); <-ended }()
-			for _, mount := range groups.tracking() {
-				if err := writePID(filepath.Join(mount, leaf), cmd.Process.Pid); err != nil {
-					t.Fatal(err)
-				}
-			}
-			if got := groups.processes(path); !slices.Equal(got, []int{cmd.Process.Pid}) {
-				t.Errorf("processes are %v, want %d", got, cmd.Process.Pid)
-			}
-			groups.kill(path)
-			select {
-			case <-ended:
-			case <-time.After(time.Minute):
-				t.Error("the process was not killed")
-			}
-		})
 	}
 }

@@ -3,7 +3,6 @@ package cluster
 import (
 	"os"
 	"path/filepath"
-	"reflect"
 	"strings"
 	"testing"
 )
@@ -76,77 +75,8 @@ func TestValidateOptions(t *testing.T) {
 	}
 }
 
-func TestValidateReportsAllErrors(t *testing.T) {
-	err := Options{}.Validate()
-	for _, part := range []string{"cluster name", "--nodes", "--ip-family", "--kube-proxy", "--node-grace",
-		"pause image"} {
-		if err == nil || !strings.Contains(err.Error(), part) {
-			t.Errorf("%q is not in the error: %v", part, err)
-		}
-	}
-}
-
 func TestControlPlaneNameIsReserved(t *testing.T) {
 	if err := ValidateName("node", controlPlaneName); err == nil {
 		t.Error("accepted")
-	}
-}
-
-func TestParseByNode(t *testing.T) {
-	all, byNode, err := ParseByNode("--pause-image", []string{"a/b:1", "n2=c/d:2"}, DefaultPauseImage)
-	if err != nil || all != "a/b:1" || !reflect.DeepEqual(byNode, map[string]string{"n2": "c/d:2"}) {
-		t.Fatalf("got %q, %v, %v", all, byNode, err)
-	}
-	o := Options{PauseImage: all, PauseImages: byNode, Runtime: "containerd-2.4",
-		Runtimes: map[string]string{"n1": "containerd-1.7"}, Taints: map[string][]string{"n2": {"a=b:NoSchedule"}}}
-	for index, want := range map[int]Node{
-		1: {Name: "n1", Index: 1, PauseImage: "a/b:1", Runtime: "containerd-1.7"},
-		2: {Name: "n2", Index: 2, PauseImage: "c/d:2", Runtime: "containerd-2.4", Taints: []string{"a=b:NoSchedule"}},
-	} {
-		if got := o.newNode(index); !reflect.DeepEqual(got, want) {
-			t.Errorf("node %d: got %+v, want %+v", index, got, want)
-		}
-	}
-	if all, _, err := ParseByNode("--pause-image", nil, DefaultPauseImage); err != nil || all != DefaultPauseImage {
-		t.Errorf("without a flag: %q, %v", all, err)
-	}
-	for _, bad := range []string{"=a/b:1", "n1="} {
-		if _, _, err := ParseByNode("--pause-image", []string{bad}, DefaultPauseImage); err == nil {
-			t.Errorf("%q was accepted", bad)
-		}
-	}
-}
-
-func TestParseTaints(t *testing.T) {
-	got, err := ParseTaints([]string{"n1=a=b:NoSchedule", "n1=c:NoExecute"})
-	if want := map[string][]string{"n1": {"a=b:NoSchedule", "c:NoExecute"}}; err != nil || !reflect.DeepEqual(got, want) {
-		t.Errorf("got %v, %v", got, err)
-	}
-	if _, err := ParseTaints([]string{"a:NoSchedule"}); err == nil {
-		t.Error("a taint without a node was accepted")
-	}
-}
-
-func TestParseArchives(t *testing.T) {
-	o := Options{Archives: ParseArchives([]string{"all.tar", "n2=two.tar", "/odd/n1=x.tar"})}
-	for node, want := range map[string]string{"n1": "all.tar /odd/n1=x.tar", "n2": "all.tar two.tar /odd/n1=x.tar"} {
-		if got := strings.Join(o.archivesOf(node), " "); got != want {
-			t.Errorf("%s: got %q, want %q", node, got, want)
-		}
-	}
-}
-
-func TestNodeTaints(t *testing.T) {
-	for text, valid := range map[string]bool{
-		"dedicated=edge:NoSchedule": true, "dedicated:NoExecute": true, "example.com/a=b:PreferNoSchedule": true,
-		"dedicated=edge": false, "dedicated=edge:Never": false, ":NoSchedule": false, "a b=c:NoSchedule": false,
-	} {
-		if err := validateTaints([]string{text}); (err == nil) != valid {
-			t.Errorf("taint %q: %v", text, err)
-		}
-	}
-	taint, err := parseTaint("dedicated=edge:NoSchedule")
-	if err != nil || taint.Key != "dedicated" || taint.Value != "edge" || taint.Effect != "NoSchedule" {
-		t.Errorf("got %+v, %v", taint, err)
 	}
 }

@@ -1,11 +1,9 @@
 package cluster
 
 import (
-	"context"
 	"errors"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -74,73 +72,4 @@ func TestSignalIgnoresInvalidPIDs(t *testing.T) {
 			t.Errorf("%d: %v", pid, err)
 		}
 	}
-}
-
-func testCluster(t *testing.T, family Family) *Cluster {
-	t.Helper()
-	options := validOptions()
-	options.Family = family
-	c := newCluster(options, t.Logf)
-	c.dir = t.TempDir()
-	c.Port = 6443
-	for _, dir := range []string{processDir, logDir, configDir} {
-		if err := os.Mkdir(filepath.Join(c.dir, dir), 0o755); err != nil {
-			t.Fatal(err)
-		}
-	}
-	return c
-}
-
-func TestProcessRecordsRoundTrip(t *testing.T) {
-	c := testCluster(t, IPv4)
-	want := Process{ID: "kubelet.n1", Node: "n1", Args: []string{"kubelet", "--v=2"}, PID: 42, Start: 4711}
-	for _, p := range []Process{want, {ID: "etcd"}} {
-		if err := c.record(p); err != nil {
-			t.Fatal(err)
-		}
-	}
-	got, err := c.Process("kubelet.n1")
-	if err != nil || got.PID != want.PID || got.Start != want.Start || got.Node != want.Node ||
-		strings.Join(got.Args, " ") != "kubelet --v=2" {
-		t.Errorf("got %+v, %v", got, err)
-	}
-	if _, err := c.Process("kubelet"); err == nil || !strings.Contains(err.Error(), "etcd, kubelet.n1") {
-		t.Errorf("an unknown component: %v", err)
-	}
-}
-
-func TestWaitForEndsWhenAComponentExits(t *testing.T) {
-	c := testCluster(t, IPv4)
-	ctx, done := c.watch(context.Background())
-	defer done()
-	c.fail(&ComponentError{ID: "etcd", Err: errors.New("exit status 1")})
-	err := c.waitFor(ctx, "kube-apiserver", "/readyz", time.Hour,
-		func(context.Context) error { return errors.New("not yet") })
-	var guilty *ComponentError
-	if !errors.As(err, &guilty) || guilty.ID != "etcd" {
-		t.Errorf("got %v", err)
-	}
-}
-
-func TestWaitForTimeoutNamesTheComponent(t *testing.T) {
-	c := testCluster(t, IPv4)
-	if err := os.WriteFile(c.logPath("coredns"), []byte("one\ntwo\nthree\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	err := c.waitFor(context.Background(), "coredns", "its readiness", time.Millisecond,
-		func(context.Context) error { return errors.New("refused") })
-	var guilty *ComponentError
-	if !errors.As(err, &guilty) || guilty.ID != "coredns" || !strings.Contains(err.Error(), "refused") {
-		t.Fatalf("got %v", err)
-	}
-	if got := guilty.LogTail(2); got != "two\nthree" {
-		t.Errorf("the end of the log: %q", got)
-	}
-}
-
-func TestFailAfterWatchIsIgnored(t *testing.T) {
-	c := testCluster(t, IPv4)
-	_, done := c.watch(context.Background())
-	done()
-	c.fail(errors.New("the process that up left running"))
 }
