@@ -14,6 +14,7 @@ import (
 	"testing"
 
 	"github.com/zarf-dev/zarf-registry/test/golden"
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 // A paragraph of a test's comment that states a claim about security, or the claim of the named subtests, which are
@@ -25,9 +26,7 @@ func TestClaimsPageIsCurrent(t *testing.T) {
 	rows := map[string][]string{} // by directory
 	forEachTestFile(t, func(name string, content []byte) {
 		file, err := parser.ParseFile(token.NewFileSet(), name, content, parser.ParseComments|parser.SkipObjectResolution)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		for _, declaration := range file.Decls {
 			function, ok := declaration.(*ast.FuncDecl)
 			if !ok {

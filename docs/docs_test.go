@@ -23,6 +23,7 @@ import (
 
 	"github.com/zarf-dev/zarf-registry/internal/cli"
 	"github.com/zarf-dev/zarf-registry/internal/hook/preflight"
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 const top = ".."
@@ -45,9 +46,7 @@ func pages(t *testing.T) map[string]string {
 		}
 		return nil
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	if len(found) < 15 {
 		t.Fatalf("found only %d pages", len(found))
 	}
@@ -67,9 +66,7 @@ func forEachTestFile(t *testing.T, visit func(name string, content []byte)) {
 		}
 		return err
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 }
 
 // A line of a page.
@@ -172,10 +169,7 @@ func TestIndex(t *testing.T) {
 		for all[path.Join(dir, "README.md")] == "" {
 			dir = path.Dir(dir)
 		}
-		from, err := filepath.Rel(dir, name)
-		if err != nil {
-			t.Fatal(err)
-		}
+		from := require.Value(filepath.Rel(dir, name))(t)
 		if !strings.Contains(all[path.Join(dir, "README.md")], "("+filepath.ToSlash(from)) {
 			t.Errorf("%s/README.md does not link to %s", dir, name)
 		}
@@ -279,14 +273,9 @@ var setFlag = regexp.MustCompile(`--set(?:-string|-json)?[ =]'?"?([a-z][A-Za-z0-
 
 // TestValues checks that values in --set exist.
 func TestValues(t *testing.T) {
-	content, err := os.ReadFile(filepath.Join(top, "charts/zarf-registry/values.schema.json"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	content := require.Value(os.ReadFile(filepath.Join(top, "charts/zarf-registry/values.schema.json")))(t)
 	var schema map[string]any
-	if err := yaml.Unmarshal(content, &schema); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, yaml.Unmarshal(content, &schema))
 	checked := 0
 	for name, page := range pages(t) {
 		for n, text := range strings.Split(page, "\n") {
@@ -334,10 +323,7 @@ func hasValue(root, schema map[string]any, keys []string) bool {
 var makeCommand = regexp.MustCompile(`^(?:sudo )?make ([a-z0-9-]+)(?:\s|$)`)
 
 func TestMakeTargets(t *testing.T) {
-	makefile, err := os.ReadFile(filepath.Join(top, "Makefile"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	makefile := require.Value(os.ReadFile(filepath.Join(top, "Makefile")))(t)
 	checked := 0
 	for name, page := range pages(t) {
 		for _, l := range commands(page) {
@@ -379,10 +365,7 @@ func TestGoTests(t *testing.T) {
 			}
 			var functions string
 			for _, file := range files {
-				content, err := os.ReadFile(file)
-				if err != nil {
-					t.Fatal(err)
-				}
+				content := require.Value(os.ReadFile(file))(t)
 				functions += string(content)
 			}
 			for _, want := range strings.Split(m[2], "|") {
@@ -463,10 +446,7 @@ func TestReleasesAreBuiltWithAPatchedGo(t *testing.T) {
 		".github/workflows/release.yaml": `go-version-file: .*go\.mod\n(?s:.*)run: make vulncheck\n(?s:.*)run: make release`,
 		".github/renovate.json":          `"matchDepTypes": \["toolchain"\]`,
 	} {
-		content, err := os.ReadFile(filepath.Join(top, file))
-		if err != nil {
-			t.Fatal(err)
-		}
+		content := require.Value(os.ReadFile(filepath.Join(top, file)))(t)
 		if !regexp.MustCompile(want).Match(content) {
 			t.Errorf("%s does not match %s", file, want)
 		}
@@ -476,14 +456,8 @@ func TestReleasesAreBuiltWithAPatchedGo(t *testing.T) {
 // TestNightlyRunsEverything checks that the workflow of each night runs the parts of make test-all, which fuzz and soak
 // as jobs of their own; make check runs with every push.
 func TestNightlyRunsEverything(t *testing.T) {
-	makefile, err := os.ReadFile(filepath.Join(top, "Makefile"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	workflow, err := os.ReadFile(filepath.Join(top, ".github/workflows/nightly.yaml"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	makefile := require.Value(os.ReadFile(filepath.Join(top, "Makefile")))(t)
+	workflow := require.Value(os.ReadFile(filepath.Join(top, ".github/workflows/nightly.yaml")))(t)
 	parts := regexp.MustCompile(`(?m)^PARTS := check (.*) \$\(NETWORKS:%=e2e-%\)$`).FindStringSubmatch(string(makefile))
 	if parts == nil {
 		t.Fatal("the Makefile has no PARTS")
@@ -529,10 +503,7 @@ func TestThroughTheCode(t *testing.T) {
 		if files, _ := filepath.Glob(filepath.Join(top, "internal", quoted[1], "*.go")); len(files) > 0 {
 			code = nil
 			for _, file := range files {
-				content, err := os.ReadFile(file)
-				if err != nil {
-					t.Fatal(err)
-				}
+				content := require.Value(os.ReadFile(file))(t)
 				code = append(code, content...)
 			}
 			continue

@@ -15,6 +15,7 @@ import (
 
 	"github.com/zarf-dev/zarf-registry/internal/cli"
 	"github.com/zarf-dev/zarf-registry/internal/exitcode"
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 // TestEveryFeatureHasAMark checks the table of features in support.md: it names every top-level value and
@@ -23,13 +24,8 @@ func TestEveryFeatureHasAMark(t *testing.T) {
 	_, section, _ := strings.Cut(pages(t)["docs/reference/support.md"], "\n## Features\n")
 	var values, schema map[string]any
 	for file, into := range map[string]*map[string]any{"values.yaml": &values, "values.schema.json": &schema} {
-		content, err := os.ReadFile(filepath.Join(top, "charts/zarf-registry", file))
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := yaml.Unmarshal(content, into); err != nil {
-			t.Fatal(err)
-		}
+		content := require.Value(os.ReadFile(filepath.Join(top, "charts/zarf-registry", file)))(t)
+		require.NoError(t, yaml.Unmarshal(content, into))
 	}
 	var namedValues, namedCommands []string
 	rows := 0
@@ -80,10 +76,7 @@ func TestSupportedKubernetes(t *testing.T) {
 		"charts/zarf-registry/Chart.yaml": `(?m)^kubeVersion: ">=(1\.\d+)\.0-0"$`,
 		"hack/kubeconform.sh":             `(?m)^versions=\((.*)\)$`,
 	} {
-		content, err := os.ReadFile(filepath.Join(top, file))
-		if err != nil {
-			t.Fatal(err)
-		}
+		content := require.Value(os.ReadFile(filepath.Join(top, file)))(t)
 		m := regexp.MustCompile(expression).FindSubmatch(content)
 		if m == nil {
 			t.Fatalf("%s does not match %s", file, expression)

@@ -19,6 +19,7 @@ import (
 	"testing"
 
 	"github.com/zarf-dev/zarf-registry/internal/payload/injector"
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 // The fuzz targets compare the loader's C code with Go's. Go's fuzzer is guided by the coverage of
@@ -43,17 +44,9 @@ func startPeer(tb testing.TB) *peer {
 	cmd.Env = append(os.Environ(), "ASAN_OPTIONS=detect_leaks=0")
 	stderr := &bytes.Buffer{}
 	cmd.Stderr = stderr
-	stdin, err := cmd.StdinPipe()
-	if err != nil {
-		tb.Fatal(err)
-	}
-	stdout, err := cmd.StdoutPipe()
-	if err != nil {
-		tb.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		tb.Fatal(err)
-	}
+	stdin := require.Value(cmd.StdinPipe())(tb)
+	stdout := require.Value(cmd.StdoutPipe())(tb)
+	require.NoError(tb, cmd.Start())
 	p := &peer{stdin: stdin, stdout: bufio.NewReader(stdout), stderr: stderr, wait: cmd.Wait}
 	tb.Cleanup(func() {
 		stdin.Close()
@@ -134,13 +127,9 @@ func deflate(tb testing.TB, level int, data []byte) []byte {
 	tb.Helper()
 	var b bytes.Buffer
 	w, err := flate.NewWriter(&b, level)
-	if err != nil {
-		tb.Fatal(err)
-	}
+	require.NoError(tb, err)
 	_, err = w.Write(data)
-	if err := errors.Join(err, w.Close()); err != nil {
-		tb.Fatal(err)
-	}
+	require.NoError(tb, errors.Join(err, w.Close()))
 	return b.Bytes()
 }
 

@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/zarf-dev/zarf-registry/internal/payload/injector"
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 // podMounts are the mounts of a pod with each kind of volume, in the order in which runtimes mount them: from the root
@@ -112,15 +113,9 @@ func mount(point string) error {
 // run runs the container's command.
 func (c container) run(t *testing.T) result {
 	t.Helper()
-	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
+	self := require.Value(os.Executable())(t)
 	c.Root = t.TempDir()
-	spec, err := json.Marshal(c)
-	if err != nil {
-		t.Fatal(err)
-	}
+	spec := require.Value(json.Marshal(c))(t)
 	cmd := unshare(t, self, string(spec))
 	cmd.Env = []string{roleVariable + "=container"}
 	return run(t, cmd)
@@ -136,10 +131,7 @@ func (c container) load(t *testing.T, m machine, payload string, options ...stri
 	c.Programs = map[string]string{"/loader": m.loader}
 	m.loader = "/loader"
 	if len(m.emulator) > 0 {
-		emulator, err := exec.LookPath(m.emulator[0])
-		if err != nil {
-			t.Fatal(err)
-		}
+		emulator := require.Value(exec.LookPath(m.emulator[0]))(t)
 		c.Programs["/emulator"] = emulator
 		m.emulator = []string{"/emulator"}
 	}
@@ -244,10 +236,7 @@ func TestReadsMountsFromTheKernelOnly(t *testing.T) {
 
 // Claim (amd64): Variables of an image do not reach an injected program.
 func TestPassesOnTheVariablesOfThePodOnly(t *testing.T) {
-	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
+	self := require.Value(os.Executable())(t)
 	layer := layerOf(t, readFile(t, self))
 	onEachMachine(t, func(t *testing.T, m machine) {
 		payload := encode(t, m, layer)
@@ -272,9 +261,6 @@ func TestPassesOnTheVariablesOfThePodOnly(t *testing.T) {
 
 func programSum(t *testing.T, payload *injector.Payload) [32]byte {
 	t.Helper()
-	manifest, err := injector.ParseManifest(payload.Manifest)
-	if err != nil {
-		t.Fatal(err)
-	}
+	manifest := require.Value(injector.ParseManifest(payload.Manifest))(t)
 	return manifest.ProgramSHA256
 }

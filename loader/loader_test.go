@@ -20,6 +20,7 @@ import (
 	"testing"
 
 	"github.com/zarf-dev/zarf-registry/internal/payload/injector"
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 // script returns a program of at least this size that prints its name and arguments. Noise follows
@@ -39,16 +40,12 @@ func repack(t *testing.T, layer []byte, level, size int) []byte {
 	pack := func(extra int) []byte {
 		var b bytes.Buffer
 		w, err := gzip.NewWriterLevel(&b, level)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		if extra > 0 {
 			w.Extra = make([]byte, extra)
 		}
 		_, err = w.Write(archive)
-		if err := errors.Join(err, w.Close()); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, errors.Join(err, w.Close()))
 		return b.Bytes()
 	}
 	packed := pack(0)
@@ -65,24 +62,13 @@ func repack(t *testing.T, layer []byte, level, size int) []byte {
 
 func inflated(t *testing.T, layer []byte) []byte {
 	t.Helper()
-	z, err := gzip.NewReader(bytes.NewReader(layer))
-	if err != nil {
-		t.Fatal(err)
-	}
-	data, err := io.ReadAll(z)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return data
+	z := require.Value(gzip.NewReader(bytes.NewReader(layer)))(t)
+	return require.Value(io.ReadAll(z))(t)
 }
 
 func layerOf(t *testing.T, program []byte) []byte {
 	t.Helper()
-	layer, err := injector.BuildLayer("registry", program)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return layer
+	return require.Value(injector.BuildLayer("registry", program))(t)
 }
 
 func encode(t *testing.T, m machine, layer []byte) *injector.Payload {
@@ -90,35 +76,25 @@ func encode(t *testing.T, m machine, layer []byte) *injector.Payload {
 	payload, err := injector.Encode(
 		injector.Program{Name: "registry", Architecture: m.architecture}, layer, readFile(t, m.loader),
 	)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return payload
 }
 
 func writeFile(t *testing.T, path string, data []byte) {
 	t.Helper()
-	if err := os.WriteFile(path, data, 0o644); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.WriteFile(path, data, 0o644))
 }
 
 // replaceFile replaces a file atomically, as a kubelet does.
 func replaceFile(t *testing.T, path string, data []byte) {
 	t.Helper()
 	writeFile(t, path+".new", data)
-	if err := os.Rename(path+".new", path); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.Rename(path+".new", path))
 }
 
 func readFile(t *testing.T, path string) []byte {
 	t.Helper()
-	data, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return data
+	return require.Value(os.ReadFile(path))(t)
 }
 
 // writeVolume writes the objects of a payload as plain files of one folder.
@@ -149,10 +125,7 @@ func (p pod) manifest() string       { return filepath.Join(p.payload, injector.
 // written lists the target's folder.
 func (p pod) written(t *testing.T) []string {
 	t.Helper()
-	entries, err := os.ReadDir(filepath.Dir(p.target))
-	if err != nil {
-		t.Fatal(err)
-	}
+	entries := require.Value(os.ReadDir(filepath.Dir(p.target)))(t)
 	var names []string
 	for _, entry := range entries {
 		names = append(names, entry.Name())
@@ -201,10 +174,7 @@ func TestExecutesTheProgram(t *testing.T) {
 				if sum := sha256.Sum256(readFile(t, p.target)); sum != programSum(t, payload) {
 					t.Errorf("the target's SHA-256 differs from the program's")
 				}
-				info, err := os.Stat(p.target)
-				if err != nil {
-					t.Fatal(err)
-				}
+				info := require.Value(os.Stat(p.target))(t)
 				if info.Mode() != 0o555 {
 					t.Errorf("the target's mode is %v", info.Mode())
 				}
@@ -217,10 +187,7 @@ func TestExecutesTheProgram(t *testing.T) {
 }
 
 func TestPassesArgumentsAndEnvironment(t *testing.T) {
-	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
+	self := require.Value(os.Executable())(t)
 	layer := layerOf(t, readFile(t, self))
 	onEachMachine(t, func(t *testing.T, m machine) {
 		payload := encode(t, m, layer)
@@ -482,14 +449,10 @@ func TestLineBreakInAPath(t *testing.T) {
 func writeGeneration(t *testing.T, dir, generation string, payload *injector.Payload) {
 	t.Helper()
 	data := filepath.Join(dir, generation)
-	if err := os.Mkdir(data, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.Mkdir(data, 0o755))
 	writeVolume(t, data, payload)
 	entries, err := os.ReadDir(data)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	err = errors.Join(
 		os.Symlink(generation, filepath.Join(dir, "..data_tmp")),
 		os.Rename(filepath.Join(dir, "..data_tmp"), filepath.Join(dir, "..data")),
@@ -500,9 +463,7 @@ func writeGeneration(t *testing.T, dir, generation string, payload *injector.Pay
 			err = errors.Join(err, os.Symlink(filepath.Join("..data", entry.Name()), link))
 		}
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 }
 
 func TestWaitsUntilThePayloadIsRepaired(t *testing.T) {
@@ -577,13 +538,8 @@ func TestWaitsUntilThePayloadIsRepaired(t *testing.T) {
 				cmd := m.command("-w", "120", p.payload, p.target)
 				var stdout strings.Builder
 				cmd.Stdout = &stdout
-				pipe, err := cmd.StderrPipe()
-				if err != nil {
-					t.Fatal(err)
-				}
-				if err := cmd.Start(); err != nil {
-					t.Fatal(err)
-				}
+				pipe := require.Value(cmd.StderrPipe())(t)
+				require.NoError(t, cmd.Start())
 				t.Cleanup(func() { cmd.Process.Kill() })
 				stderr := bufio.NewReader(pipe)
 				line, err := stderr.ReadString('\n')
@@ -610,9 +566,7 @@ func TestWaitsUntilThePayloadIsRepaired(t *testing.T) {
 func TestGivesUpWaiting(t *testing.T) {
 	onEachMachine(t, func(t *testing.T, m machine) {
 		p := newPod(t, encode(t, m, layerOf(t, script("program", 1_500_000))))
-		if err := os.Remove(p.chunk(1)); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, os.Remove(p.chunk(1)))
 		wantResult(t, run(t, m.command("-w", "1", p.payload, p.target)), result{code: 102, stderr: "" +
 			"zarf-registry loader: chunk 01: missing: waiting up to 1 s for it to come right\n" +
 			"zarf-registry loader: chunk 01: missing: re-run helm upgrade or zarf-registry prepare to repair the payload\n"})
@@ -630,10 +584,7 @@ func TestExistingTarget(t *testing.T) {
 	onEachMachine(t, func(t *testing.T, m machine) {
 		payload := encode(t, m, layer)
 		inode := func(path string) uint64 {
-			info, err := os.Lstat(path)
-			if err != nil {
-				t.Fatal(err)
-			}
+			info := require.Value(os.Lstat(path))(t)
 			return info.Sys().(*syscall.Stat_t).Ino
 		}
 		for name, test := range map[string]struct {
@@ -690,9 +641,7 @@ func TestExistingTarget(t *testing.T) {
 			p := newPod(t, payload)
 			victim := filepath.Join(t.TempDir(), "victim")
 			writeFile(t, victim, []byte("precious"))
-			if err := errors.Join(os.Symlink(victim, p.target), os.Symlink(victim, p.target+".tmp")); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, errors.Join(os.Symlink(victim, p.target), os.Symlink(victim, p.target+".tmp")))
 			wantResult(t, run(t, m.command("-w", "0", p.payload, p.target)), result{stdout: "program\n"})
 			if got := readFile(t, victim); string(got) != "precious" {
 				t.Errorf("the link's target was written to")
@@ -762,10 +711,7 @@ func TestRunsInARestrictedPod(t *testing.T) {
 // TestNeedsFewSystemCalls kills the loader at any system call that sys.h does not list: while it
 // waits, fails and succeeds.
 func TestNeedsFewSystemCalls(t *testing.T) {
-	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
+	self := require.Value(os.Executable())(t)
 	onThisMachine(t, func(t *testing.T, m machine) { // the filter would affect an emulator
 		strictly := func(args ...string) *exec.Cmd {
 			cmd := exec.Command(self, append([]string{m.loader}, args...)...)
@@ -778,9 +724,7 @@ func TestNeedsFewSystemCalls(t *testing.T) {
 		wantResult(t, run(t, strictly(p.payload, p.target)), result{})
 		wantResult(t, run(t, strictly("-s", p.payload, p.target)), result{})
 		wantResult(t, run(t, strictly("--mount=/absent", p.payload, p.target)), refused("/absent is not mounted there"))
-		if err := os.Remove(p.manifest()); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, os.Remove(p.manifest()))
 		wantResult(t, run(t, strictly("-w", "1", p.payload, p.target)), result{code: 102, stderr: "" +
 			"zarf-registry loader: manifest: missing: waiting up to 1 s for it to come right\n" +
 			"zarf-registry loader: manifest: missing: re-run helm upgrade or zarf-registry prepare to repair the payload\n"})
@@ -810,10 +754,7 @@ func TestProgramsAreSmallAndStatic(t *testing.T) {
 			if size := len(readFile(t, path)); size > min(limit, injector.MaxLoaderSize) {
 				t.Errorf("%s has %d bytes, more than %d", path, size, limit)
 			}
-			f, err := elf.Open(path)
-			if err != nil {
-				t.Fatal(err)
-			}
+			f := require.Value(elf.Open(path))(t)
 			defer f.Close()
 			if f.Machine != machines[m.architecture] || f.Type != elf.ET_EXEC {
 				t.Errorf("%s: %v %v", path, f.Machine, f.Type)

@@ -17,6 +17,8 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 // roleVariable gives the test binary another role: a program to be loaded ("print"), or one that
@@ -130,9 +132,7 @@ func runMake(tb testing.TB, out string, targets ...string) string {
 			tb.Fatalf("no %s: %v", pattern, err)
 		}
 		for _, source := range sources {
-			if _, err := os.ReadFile(source); err != nil {
-				tb.Fatal(err)
-			}
+			require.Value(os.ReadFile(source))(tb)
 		}
 	}
 	output, err := exec.Command("make", append([]string{"OUT=" + out}, targets...)...).CombinedOutput()
@@ -150,10 +150,7 @@ func built(tb testing.TB, target, program string) string {
 	}
 	buildLock.Lock()
 	defer buildLock.Unlock()
-	dir, err := buildFolder()
-	if err != nil {
-		tb.Fatal(err)
-	}
+	dir := require.Value(buildFolder())(tb)
 	path := filepath.Join(dir, program)
 	if _, err := os.Stat(path); err != nil {
 		runMake(tb, dir, target)

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/zarf-dev/zarf-registry/internal/payload/injector"
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 // puppet returns a program that reports its start and signals, and executes the shell commands that
@@ -48,13 +49,8 @@ func newSupervision(t *testing.T, m machine, options ...string) *supervision {
 	commands := t.TempDir()
 	for _, name := range []string{"a", "b", "c"} {
 		path := filepath.Join(commands, name)
-		if err := syscall.Mkfifo(path, 0o600); err != nil {
-			t.Fatal(err)
-		}
-		fifo, err := os.OpenFile(path, os.O_RDWR, 0)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, syscall.Mkfifo(path, 0o600))
+		fifo := require.Value(os.OpenFile(path, os.O_RDWR, 0))(t)
 		t.Cleanup(func() { fifo.Close() })
 		s.fifos[name] = fifo
 	}
@@ -68,13 +64,9 @@ func (s *supervision) start() {
 	s.t.Helper()
 	s.deliver(s.payload("a"))
 	r, w, err := os.Pipe()
-	if err != nil {
-		s.t.Fatal(err)
-	}
+	require.NoError(s.t, err)
 	s.cmd.Stdout, s.cmd.Stderr = w, w
-	if err := s.cmd.Start(); err != nil {
-		s.t.Fatal(err)
-	}
+	require.NoError(s.t, s.cmd.Start())
 	w.Close()
 	s.t.Cleanup(func() {
 		syscall.Kill(-s.cmd.Process.Pid, syscall.SIGKILL)
@@ -105,9 +97,7 @@ func (s *supervision) deliver(payload *injector.Payload) {
 // tell makes a program execute a shell command.
 func (s *supervision) tell(name, command string) {
 	s.t.Helper()
-	if _, err := s.fifos[name].WriteString(command + "\n"); err != nil {
-		s.t.Fatal(err)
-	}
+	require.Value(s.fifos[name].WriteString(command + "\n"))(s.t)
 }
 
 // line returns the next line, and false after the last one.
@@ -149,9 +139,7 @@ func (s *supervision) wantNothing() {
 
 func (s *supervision) signal(signal os.Signal) {
 	s.t.Helper()
-	if err := s.cmd.Process.Signal(signal); err != nil {
-		s.t.Fatal(err)
-	}
+	require.NoError(s.t, s.cmd.Process.Signal(signal))
 }
 
 // wantExit waits until the loader and all its programs have ended.
@@ -172,10 +160,7 @@ func (s *supervision) wantChildren(want int) {
 	var have, zombies int
 	for range 3000 {
 		have, zombies = 0, 0
-		stats, err := filepath.Glob("/proc/[0-9]*/stat")
-		if err != nil {
-			s.t.Fatal(err)
-		}
+		stats := require.Value(filepath.Glob("/proc/[0-9]*/stat"))(s.t)
 		for _, path := range stats {
 			stat, _ := os.ReadFile(path)
 			_, rest, _ := strings.Cut(string(stat), ") ")
@@ -395,9 +380,7 @@ func TestHandOverOfADamagedPayload(t *testing.T) {
 			invalid.Manifest = payload.Manifest[:100]
 			s.deliver(&invalid)
 			s.wantNothing()
-			if err := os.Remove(filepath.Join(s.pod.payload, "..data", injector.ManifestKey)); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, os.Remove(filepath.Join(s.pod.payload, "..data", injector.ManifestKey)))
 			s.wantNothing()
 			s.deliver(payload)
 			finish(s)

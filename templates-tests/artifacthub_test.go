@@ -12,6 +12,8 @@ import (
 
 	"helm.sh/helm/v3/pkg/chart"
 	"sigs.k8s.io/yaml"
+
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 // blob is the address of the project's files, wherever the chart's package is read.
@@ -114,10 +116,7 @@ func TestPackageResolvesOutsideOfTheRepository(t *testing.T) {
 	relative := regexp.MustCompile(`\]\(([^)]+)\)`)
 	page := regexp.MustCompile(`\S*\b(?:docs|ci|templates-tests|examples)/[\w./#-]*\w`)
 	for _, name := range []string{"README.md", "values.yaml", "values.schema.json"} {
-		b, err := os.ReadFile(filepath.Join(chartDir, name))
-		if err != nil {
-			t.Fatal(err)
-		}
+		b := require.Value(os.ReadFile(filepath.Join(chartDir, name)))(t)
 		for _, match := range relative.FindAllStringSubmatch(string(b), -1) {
 			if target := match[1]; name == "README.md" && !strings.HasPrefix(target, "https://") && !strings.HasPrefix(target, "#") {
 				t.Errorf("%s: link to %s", name, target)

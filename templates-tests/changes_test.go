@@ -11,6 +11,7 @@ import (
 	"github.com/aymanbagabas/go-udiff"
 
 	"github.com/zarf-dev/zarf-registry/test/golden"
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 // The headings of the golden file have the name of a values file, and values in addition; below is what these change of
@@ -80,10 +81,7 @@ func changes(t testing.TB, before, after *output) string {
 // differences returns the lines of two texts that differ, without their numbers.
 func differences(t testing.TB, old, now string) string {
 	t.Helper()
-	text, err := udiff.ToUnified("", "", old, udiff.Lines(old, now), 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := require.Value(udiff.ToUnified("", "", old, udiff.Lines(old, now), 0))(t)
 	var lines []string
 	for i, line := range strings.Split(strings.TrimSpace(text), "\n") {
 		switch {

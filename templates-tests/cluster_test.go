@@ -18,6 +18,7 @@ import (
 
 	"github.com/zarf-dev/zarf-registry/internal/release/names"
 	"github.com/zarf-dev/zarf-registry/internal/release/state"
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 // cluster is a fake API for lookup, which records the requests.
@@ -212,13 +213,8 @@ func clusters() map[string]func() *cluster {
 func listed(t testing.TB, c *cluster, kind string) []runtime.Object {
 	t.Helper()
 	resource, _, err := c.GetClientFor("v1", kind)
-	if err != nil {
-		t.Fatal(err)
-	}
-	list, err := resource.List(context.Background(), metav1.ListOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
+	list := require.Value(resource.List(context.Background(), metav1.ListOptions{}))(t)
 	var found []runtime.Object
 	for i := range list.Items {
 		found = append(found, &list.Items[i])

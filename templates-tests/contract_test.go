@@ -27,6 +27,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/payload/injector"
 	"github.com/zarf-dev/zarf-registry/internal/pki"
 	"github.com/zarf-dev/zarf-registry/internal/registry"
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 // trees returns the command tree of each program that the chart runs.
@@ -126,41 +127,24 @@ func TestJobsAcceptTheirArguments(t *testing.T) {
 func TestProxyAcceptsItsArguments(t *testing.T) {
 	t.Parallel()
 	dir, now := t.TempDir(), time.Now()
-	ca, err := pki.NewCA("test", now, time.Hour)
-	if err != nil {
-		t.Fatal(err)
-	}
+	ca := require.Value(pki.NewCA("test", now, time.Hour))(t)
 	pair, err := ca.Issue(
 		pki.Leaf{Organization: pki.OrganizationNode, Usages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}}, now,
 	)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	for name, data := range map[string][]byte{
 		"tls.crt": pair.Certificate, "tls.key": pair.Key, "ca.crt": ca.KeyPair().Certificate,
 	} {
-		if err := os.WriteFile(filepath.Join(dir, name), data, 0o600); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, os.WriteFile(filepath.Join(dir, name), data, 0o600))
 	}
-	source, err := tlsfiles.Open(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	source := require.Value(tlsfiles.Open(dir))(t)
 	for _, combination := range matrix(t) {
 		for _, d := range daemonSets(combination.output, "proxy") {
 			command, rest, err := noderoot.New().Find(d.Spec.Template.Spec.Containers[0].Args)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if err := command.ParseFlags(rest); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, err)
+			require.NoError(t, command.ParseFlags(rest))
 			value := func(flag string) string { return command.Flags().Lookup(flag).Value.String() }
-			listen, err := command.Flags().GetStringArray("listen")
-			if err != nil {
-				t.Fatal(err)
-			}
+			listen := require.Value(command.Flags().GetStringArray("listen"))(t)
 			if _, err := proxy.New(
 				proxy.Config{Listen: listen, MetricsListen: value("metrics-listen"), Registry: value("registry"), Source: source},
 			); err != nil {
@@ -195,9 +179,7 @@ func TestRegistryAcceptsItsConfiguration(t *testing.T) {
 				continue
 			}
 			file := filepath.Join(t.TempDir(), "config.yml")
-			if err := os.WriteFile(file, []byte(m.Data["config.yml"]), 0o600); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, os.WriteFile(file, []byte(m.Data["config.yml"]), 0o600))
 			config, err := registry.LoadConfig(file)
 			if err != nil {
 				t.Errorf("%s: %v\n%s", name, err, m.Data["config.yml"])
@@ -296,10 +278,7 @@ func TestPayloadDigests(t *testing.T) {
 			if digests[key] == "" || payload(w.pod.Spec) == nil {
 				continue
 			}
-			pod, err := json.Marshal(w.pod)
-			if err != nil {
-				t.Fatal(err)
-			}
+			pod := require.Value(json.Marshal(w.pod))(t)
 			hands := slices.Contains([]string{"proxy", "cache"}, w.program().Args[0])
 			if strings.Contains(string(pod), digests[key][:12]) == hands {
 				t.Errorf("%s: whether it restarts with a changed program is %t", w.object, !hands)
@@ -359,20 +338,13 @@ func TestEveryPreflightCheckCanBeIgnored(t *testing.T) {
 			t.Errorf("arguments of prepare: %s", ignored)
 		}
 	}
-	b, err := os.ReadFile(filepath.Join(chartDir, "values.schema.json"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	b := require.Value(os.ReadFile(filepath.Join(chartDir, "values.schema.json")))(t)
 	var schema map[string]any
-	if err := json.Unmarshal(b, &schema); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, json.Unmarshal(b, &schema))
 	pattern, _, err := unstructured.NestedString(
 		schema, "properties", "initHook", "properties", "ignorePreflight", "items", "pattern",
 	)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	named := strings.Split(strings.Trim(pattern, "^()$"), "|")
 	if diff := cmp.Diff(append([]string{"all"}, preflight.Checks()...), named); diff != "" {
 		t.Errorf("preflight checks (-), in the schema (+):\n%s", diff)

@@ -10,6 +10,8 @@ import (
 	rbacv1 "k8s.io/api/rbac/v1"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 const valuesOfDistributions = "../docs/reference/values"
@@ -55,10 +57,7 @@ func TestGKEPodsHaveNoSystemPriority(t *testing.T) {
 
 func TestDistributionsPageListsEveryValuesFile(t *testing.T) {
 	t.Parallel()
-	page, err := os.ReadFile("../docs/reference/distributions.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	page := require.Value(os.ReadFile("../docs/reference/distributions.md"))(t)
 	named := map[string]bool{}
 	for _, row := range regexp.MustCompile(
 		`(?m)^\|[^|]+\|\[(\w+)\.yaml\]\(values/(\w+)\.yaml\)\|(run|tested|reasoned)[^|]*\|[^|]+\|[^|]+\|$`,

@@ -21,6 +21,7 @@ import (
 
 	"github.com/zarf-dev/zarf-registry/internal/release/names"
 	"github.com/zarf-dev/zarf-registry/internal/release/state"
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 // monitored returns values for proxy mode and a cache with all monitoring features and PodMonitors.
@@ -296,10 +297,7 @@ func TestTheAlertOfJobsNamesTheCronJobs(t *testing.T) {
 
 func TestEveryAlertIsDocumented(t *testing.T) {
 	t.Parallel()
-	b, err := os.ReadFile("../docs/reference/monitoring.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	b := require.Value(os.ReadFile("../docs/reference/monitoring.md"))(t)
 	var names []string
 	for _, rule := range alerts(t) {
 		names = append(names, rule.Alert)
@@ -322,10 +320,7 @@ func TestEveryAlertIsDocumented(t *testing.T) {
 // The table of docs/reference/metrics.md lists exactly the project's own metrics.
 func TestEveryMetricIsDocumented(t *testing.T) {
 	t.Parallel()
-	b, err := os.ReadFile("../docs/reference/metrics.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	b := require.Value(os.ReadFile("../docs/reference/metrics.md"))(t)
 	documented := map[string]bool{}
 	for _, row := range regexp.MustCompile(
 		"(?m)^\\|`(zarf_registry_[a-z_]+)`\\|([^|]*)\\|[^|]+\\|$",
@@ -417,9 +412,7 @@ func series(t *testing.T, changes []change) []map[string]string {
 	}
 	for i, s := range found {
 		value, err := strconv.ParseFloat(s.value, 64)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		if s.name == "zarf_registry_storage_used_bytes" {
 			// The disk of the capturing machine may have been nearly full.
 			if value, err = strconv.ParseFloat(size, 64); err != nil {
@@ -475,9 +468,7 @@ func promtoolTests(t *testing.T, groups any, cases map[string]alertCase, more ..
 	dir := t.TempDir()
 	write := func(name string, v any) string {
 		file := filepath.Join(dir, name)
-		if err := os.WriteFile(file, []byte(mustYAML(t, v)), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, os.WriteFile(file, []byte(mustYAML(t, v)), 0o600))
 		return file
 	}
 	rules := write("rules.yaml", map[string]any{"groups": groups})

@@ -14,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 
 	"github.com/zarf-dev/zarf-registry/internal/release/state"
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 func TestModeDefaultsToTheStateThenNodePort(t *testing.T) {
@@ -228,10 +229,7 @@ func TestRegistryURLIsNormalized(t *testing.T) {
 
 func TestRejectsInvalidState(t *testing.T) {
 	t.Parallel()
-	data, err := state.Encode(ready(settings(state.ModeProxy, state.IPv4)), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	data := require.Value(state.Encode(ready(settings(state.ModeProxy, state.IPv4)), nil))(t)
 	replace := func(old, new string) string {
 		changed := strings.Replace(string(data), old, new, 1)
 		if changed == string(data) {

@@ -7,6 +7,8 @@ import (
 	"testing"
 
 	networkingv1 "k8s.io/api/networking/v1"
+
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 // The golden file has the whole NetworkPolicy of each component, and when the chart renders it.
@@ -16,10 +18,7 @@ func TestNetworkPolicies(t *testing.T) {
 		found := map[string][]string{}
 		for _, p := range all[*networkingv1.NetworkPolicy](out) {
 			component := p.Labels["app.kubernetes.io/component"]
-			spec, err := json.Marshal(p.Spec)
-			if err != nil {
-				t.Fatal(err)
-			}
+			spec := require.Value(json.Marshal(p.Spec))(t)
 			found[component] = append(found[component], string(spec))
 		}
 		return found

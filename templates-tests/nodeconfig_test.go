@@ -27,6 +27,7 @@ import (
 	jobsettings "github.com/zarf-dev/zarf-registry/internal/release/settings"
 	"github.com/zarf-dev/zarf-registry/internal/release/state"
 	"github.com/zarf-dev/zarf-registry/test/golden"
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 const (
@@ -248,9 +249,7 @@ func TestRejectsUnquotedRegistriesText(t *testing.T) {
 	if !bytes.HasSuffix(data, []byte("\n")) {
 		t.Error("the document does not end with a newline, which a final block scalar needs")
 	}
-	if err := yaml.Unmarshal(data, &got); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, yaml.Unmarshal(data, &got))
 	for i, text := range texts {
 		if got := got.Configs[fmt.Sprintf("%d.example", i)].Auth; got == nil || got.Password != text {
 			t.Errorf("%q became %+v", text, got)
@@ -798,13 +797,9 @@ func TestRecordedDirectoriesAreMounted(t *testing.T) {
 			settings(state.ModeProxy, state.IPv4),
 			func(s *state.State) { s.NodeConfig = &state.NodeConfig{Directories: []string{"/etc/k0s"}} },
 		), nil)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		quoted, err := json.Marshal(directory)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		saved := strings.Replace(string(data), `"/etc/k0s"`, string(quoted), 1)
 		_, err = rendering{
 			values: proxyMode(t), cluster: newCluster(kubernetes(corev1.IPv4Protocol), stateSecret(saved)),
@@ -823,10 +818,7 @@ func TestRecordedDirectoriesAreMounted(t *testing.T) {
 // The programs accept the rendered configuration, both before anything is changed and on each node.
 func TestProgramsAcceptTheNodeConfiguration(t *testing.T) {
 	t.Parallel()
-	ca, err := pki.NewCA("test", time.Now(), time.Hour)
-	if err != nil {
-		t.Fatal(err)
-	}
+	ca := require.Value(pki.NewCA("test", time.Now(), time.Hour))(t)
 	files := map[noderuntime.Kind]int{}
 	for _, c := range matrix(t) {
 		for _, suffix := range []string{names.SuffixNodeConfig, names.SuffixNodeProposal} {

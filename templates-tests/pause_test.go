@@ -21,6 +21,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/release/nodeimages"
 	jobsettings "github.com/zarf-dev/zarf-registry/internal/release/settings"
 	"github.com/zarf-dev/zarf-registry/internal/release/state"
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 // Digests of official pause images, and one of another image.
@@ -332,10 +333,7 @@ func compileHealer(t testing.TB, out *output) *rewriter {
 	policy := policyOf(t, out, "-healer")
 	options := plugincel.OptionalVariableDeclarations{}
 	// What Kubernetes 1.30, the first version with such policies, accepts in new objects.
-	p, err := compileReferences(version.MajorMinor(1, 29), policy.Spec.Variables, nil, options)
-	if err != nil {
-		t.Fatal(err)
-	}
+	p := require.Value(compileReferences(version.MajorMinor(1, 29), policy.Spec.Variables, nil, options))(t)
 	var expressions []plugincel.ExpressionAccessor
 	for _, v := range policy.Spec.Validations {
 		expressions = append(expressions, &validating.ValidationCondition{Expression: v.Expression})
@@ -350,15 +348,10 @@ func compileHealer(t testing.TB, out *output) *rewriter {
 // admits evaluates the policy for a change of a pod.
 func (r *rewriter) admits(t testing.TB, before, after *corev1.Pod) bool {
 	t.Helper()
-	q, err := requestOf(after, before)
-	if err != nil {
-		t.Fatal(err)
-	}
+	q := require.Value(requestOf(after, before))(t)
 	results, _, err := r.denial.ForInput(r.compiler.CreateContext(context.Background()), q.versioned, q.request,
 		plugincel.OptionalVariableBindings{}, nil, celconfig.RuntimeCELCostBudget)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	for _, result := range results {
 		if result.Error != nil {
 			t.Fatal(result.Error)
@@ -421,9 +414,7 @@ func TestTableOfPauseImages(t *testing.T) {
 	}
 	for _, f := range loadChart(t).Files {
 		if f.Name == "files/pause-images.json" {
-			if err := json.Unmarshal(f.Data, &table); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, json.Unmarshal(f.Data, &table))
 		}
 	}
 	rules := decided(rendering{values: proxyMode(t)}.render(t)).Injector.PauseRules

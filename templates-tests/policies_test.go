@@ -14,6 +14,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/zarf-dev/zarf-registry/internal/release"
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 const policyDir = "../docs/reference/policies/validating-admission-policy"
@@ -44,10 +45,7 @@ func TestProvidedPoliciesAreValid(t *testing.T) {
 
 func policyObjects(t *testing.T, file string) []runtime.Object {
 	t.Helper()
-	text, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := require.Value(os.ReadFile(file))(t)
 	var found []runtime.Object
 	for _, document := range documents(string(text)) {
 		o, err := decode(document)
@@ -146,19 +144,12 @@ func TestPayloadPolicyFitsTheChart(t *testing.T) {
 // Kyverno's policy that rewrites images has the expressions of the chart's, so the tests of those hold for it, too.
 func TestKyvernoRewritesAsTheChart(t *testing.T) {
 	t.Parallel()
-	text, err := os.ReadFile("../docs/reference/policies/kyverno/rewrite.yaml")
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := require.Value(os.ReadFile("../docs/reference/policies/kyverno/rewrite.yaml"))(t)
 	var got map[string]any
-	if err := yaml.Unmarshal(text, &got); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, yaml.Unmarshal(text, &got))
 	out := rendering{values: proxyMode(t, "rewrite.enabled=true")}.render(t)
 	var want map[string]any
-	if err := yaml.Unmarshal([]byte(out.files["rewrite/policy.yaml"]), &want); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, yaml.Unmarshal([]byte(out.files["rewrite/policy.yaml"]), &want))
 	want["apiVersion"], want["kind"] = "policies.kyverno.io/v1", "MutatingPolicy"
 	want["metadata"] = map[string]any{"name": "zarf-registry-rewrite"}
 	if diff := cmp.Diff(want, got); diff != "" {

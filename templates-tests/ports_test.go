@@ -11,6 +11,8 @@ import (
 
 	"helm.sh/helm/v3/pkg/chartutil"
 	corev1 "k8s.io/api/core/v1"
+
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 const securityDocument = "../docs/reference/security.md"
@@ -25,10 +27,7 @@ type documentedPort struct {
 // documentedPorts parses the table that begins with "|Port|Pod|".
 func documentedPorts(t testing.TB) []documentedPort {
 	t.Helper()
-	text, err := os.ReadFile(securityDocument)
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := require.Value(os.ReadFile(securityDocument))(t)
 	_, table, ok := strings.Cut(string(text), "\n|Port|Pod|")
 	if !ok {
 		t.Fatalf("%s has no table that begins with |Port|Pod|", securityDocument)
@@ -43,10 +42,7 @@ func documentedPorts(t testing.TB) []documentedPort {
 		if match == nil || strings.Count(line, "|") != columns || regexp.MustCompile(`\|\s*\|`).MatchString(line) {
 			t.Fatalf("%s: a row with an empty cell, or not of the form |1234 (`value`)|pod|…: %s", securityDocument, line)
 		}
-		number, err := strconv.Atoi(match[1])
-		if err != nil {
-			t.Fatal(err)
-		}
+		number := require.Value(strconv.Atoi(match[1]))(t)
 		found = append(found, documentedPort{number, match[2], match[3]})
 	}
 	return found

@@ -34,6 +34,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	jobsettings "github.com/zarf-dev/zarf-registry/internal/release/settings"
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 const chartDir = "../charts/zarf-registry"
@@ -438,10 +439,7 @@ func (o *output) text() string {
 
 func mustYAML(t testing.TB, value any) string {
 	t.Helper()
-	b, err := yaml.Marshal(value)
-	if err != nil {
-		t.Fatal(err)
-	}
+	b := require.Value(yaml.Marshal(value))(t)
 	return string(b)
 }
 
@@ -482,10 +480,7 @@ func valuesFiles(t testing.TB, pattern, suffix string) map[string]map[string]any
 	}
 	found := map[string]map[string]any{}
 	for _, file := range files {
-		b, err := os.ReadFile(file)
-		if err != nil {
-			t.Fatal(err)
-		}
+		b := require.Value(os.ReadFile(file))(t)
 		var values map[string]any
 		if err := yaml.UnmarshalStrict(b, &values); err != nil {
 			t.Fatalf("%s: %v", file, err)
@@ -574,9 +569,7 @@ func renderedFile(t testing.TB, name string) *output {
 func with(t testing.TB, values map[string]any, sets ...string) map[string]any {
 	t.Helper()
 	var copied map[string]any
-	if err := yaml.Unmarshal([]byte(mustYAML(t, values)), &copied); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, yaml.Unmarshal([]byte(mustYAML(t, values)), &copied))
 	if copied == nil {
 		copied = map[string]any{}
 	}

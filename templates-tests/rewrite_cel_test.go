@@ -25,6 +25,7 @@ import (
 	"k8s.io/client-go/kubernetes/scheme"
 
 	"github.com/zarf-dev/zarf-registry/internal/images/name"
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 // rewriter is the rendered policy, compiled as the API server does (compilePolicy in its package mutating).
@@ -38,11 +39,7 @@ type rewriter struct {
 
 func compileRewrite(t testing.TB, out *output) *rewriter {
 	t.Helper()
-	r, err := compilePolicy(all[*admissionregv1.MutatingAdmissionPolicy](out)[0])
-	if err != nil {
-		t.Fatal(err)
-	}
-	return r
+	return require.Value(compilePolicy(all[*admissionregv1.MutatingAdmissionPolicy](out)[0]))(t)
 }
 
 func compilePolicy(policy *admissionregv1.MutatingAdmissionPolicy) (*rewriter, error) {
@@ -174,9 +171,7 @@ func (r *rewriter) matches(q podRequest) (matches bool, cost int64, err error) {
 func (r *rewriter) mustAdmit(t testing.TB, pod, old *corev1.Pod) *corev1.Pod {
 	t.Helper()
 	admitted, _, err := r.admit(pod, old)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return admitted
 }
 
@@ -453,9 +448,7 @@ func TestRewriteCost(t *testing.T) {
 	long := "registry-of-a-department.example.com:5000/" + strings.Repeat("component/", 10) + "image:1.2.3@" + aDigest
 	pod := podOf(slices.Repeat([]string{long}, 50)...)
 	got, cost, err := r.admit(pod, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	if n := len(got.Annotations); n != 50 {
 		t.Fatalf("%d images were rewritten", n)
 	}

@@ -17,6 +17,7 @@ import (
 
 	"github.com/zarf-dev/zarf-registry/internal/images/name"
 	"github.com/zarf-dev/zarf-registry/internal/node/heal"
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 // compileDenial compiles the policy that refuses pods.
@@ -33,9 +34,7 @@ func compileDenial(t testing.TB, out *output) *rewriter {
 	}
 	r, err := compileReferences(rewriting, found.Spec.Variables, found.Spec.MatchConditions,
 		cel.OptionalVariableDeclarations{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	v := found.Spec.Validations[0]
 	r.denial = r.compiler.CompileCondition([]cel.ExpressionAccessor{
 		&validating.ValidationCondition{Expression: v.Expression},
@@ -50,14 +49,9 @@ func compileDenial(t testing.TB, out *output) *rewriter {
 // refusal returns why a pod is refused, or nothing.
 func (r *rewriter) refusal(t testing.TB, pod, old *corev1.Pod) (message string, cost int64) {
 	t.Helper()
-	q, err := requestOf(pod, old)
-	if err != nil {
-		t.Fatal(err)
-	}
+	q := require.Value(requestOf(pod, old))(t)
 	matches, cost, err := r.matches(q)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	if !matches {
 		return "", cost
 	}
@@ -244,9 +238,7 @@ func TestRewriteMissingCost(t *testing.T) {
 		rewritten  int
 	}{"that are there": {references, 50}, "that are missing": {slices.Repeat([]string{references[0][:len(references[0])-80] + "x"}, 50), 0}} {
 		pod, cost, err := r.admit(podOf(c.references...), nil)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		if n := len(pod.Annotations); n != c.rewritten {
 			t.Errorf("%d images %s were rewritten", n, description)
 		}

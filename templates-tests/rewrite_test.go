@@ -10,6 +10,7 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 
 	"github.com/zarf-dev/zarf-registry/internal/release/names"
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 func TestRewritePolicy(t *testing.T) {
@@ -76,25 +77,16 @@ func TestRewriteSelectors(t *testing.T) {
 		t.Run(description, func(t *testing.T) {
 			out := rendering{values: proxyMode(t, append(c.sets, "rewrite.enabled=true")...)}.render(t)
 			match := all[*admissionregv1.MutatingAdmissionPolicy](out)[0].Spec.MatchConstraints
-			selector, err := metav1.LabelSelectorAsSelector(match.NamespaceSelector)
-			if err != nil {
-				t.Fatal(err)
-			}
+			selector := require.Value(metav1.LabelSelectorAsSelector(match.NamespaceSelector))(t)
 			for namespace, want := range c.namespaces {
 				name, text, _ := strings.Cut(namespace, "/")
-				set, err := labels.ConvertSelectorToLabelsMap(text)
-				if err != nil {
-					t.Fatal(err)
-				}
+				set := require.Value(labels.ConvertSelectorToLabelsMap(text))(t)
 				set["kubernetes.io/metadata.name"] = name
 				if got := selector.Matches(set); got != want {
 					t.Errorf("pods in %s are rewritten: %t", namespace, got)
 				}
 			}
-			pods, err := metav1.LabelSelectorAsSelector(match.ObjectSelector)
-			if err != nil {
-				t.Fatal(err)
-			}
+			pods := require.Value(metav1.LabelSelectorAsSelector(match.ObjectSelector))(t)
 			for label, want := range map[string]bool{
 				"a=b": true, "zarf-registry/rewrite=enabled": true, "cnpg.io/podRole=pooler": true,
 				"zarf-registry/rewrite=disabled": false, "cnpg.io/podRole=instance": false, "aerospike.com/cr=x": false,

@@ -14,6 +14,7 @@ import (
 
 	"github.com/zarf-dev/zarf-registry/internal/release/names"
 	"github.com/zarf-dev/zarf-registry/internal/release/state"
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 // podTemplates returns the pod templates by workload. A changed template replaces its pods.
@@ -99,10 +100,7 @@ func TestUpgradeWithoutChangesRestartsNothing(t *testing.T) {
 			which = func(file string) bool { return !job(file) && !strings.HasPrefix(file, "tests/") }
 			for i, o := range objects {
 				if secret, ok := o.(*corev1.Secret); ok && strings.HasSuffix(secret.Name, names.SuffixState) {
-					s, err := state.Decode(secret.Data[state.Key])
-					if err != nil {
-						t.Fatal(err)
-					}
+					s := require.Value(state.Decode(secret.Data[state.Key]))(t)
 					pushed := *hookImage
 					for _, c := range all[*batchv1.CronJob](installed.output) {
 						if architecture := c.Spec.JobTemplate.Spec.Template.Spec.NodeSelector["kubernetes.io/arch"]; architecture != "" {

@@ -14,6 +14,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	yaml3 "go.yaml.in/yaml/v3"
+
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 // values.yaml is the source of README.md and values.schema.json: of the descriptions, the defaults and
@@ -35,10 +37,7 @@ func description(comment string) (string, bool) {
 // readYAML reads a YAML or JSON file of the chart, with order and comments.
 func readYAML(t testing.TB, file string) *yaml3.Node {
 	t.Helper()
-	b, err := os.ReadFile(filepath.Join(chartDir, file))
-	if err != nil {
-		t.Fatal(err)
-	}
+	b := require.Value(os.ReadFile(filepath.Join(chartDir, file)))(t)
 	var document yaml3.Node
 	if err := yaml3.Unmarshal(b, &document); err != nil {
 		t.Fatalf("%s: %v", file, err)
@@ -152,28 +151,17 @@ func writeJSON(b *bytes.Buffer, node *yaml3.Node) error {
 func TestSchemaMatchesValuesYAML(t *testing.T) {
 	t.Parallel()
 	schema := readYAML(t, "values.schema.json")
-	if err := fill(schema, readYAML(t, "values.yaml"), ""); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, fill(schema, readYAML(t, "values.yaml"), ""))
 	var compact, want bytes.Buffer
-	if err := writeJSON(&compact, schema); err != nil {
-		t.Fatal(err)
-	}
-	if err := json.Indent(&want, compact.Bytes(), "", "  "); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, writeJSON(&compact, schema))
+	require.NoError(t, json.Indent(&want, compact.Bytes(), "", "  "))
 	want.WriteByte('\n')
 	file := filepath.Join(chartDir, "values.schema.json")
 	if *writeSchema {
-		if err := os.WriteFile(file, want.Bytes(), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, os.WriteFile(file, want.Bytes(), 0o644))
 		return
 	}
-	got, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	got := require.Value(os.ReadFile(file))(t)
 	if diff := cmp.Diff(want.String(), string(got)); diff != "" {
 		t.Errorf(
 			"%s does not match values.yaml (go test ./templates-tests -run Schema -write-schema updates it):\n%s", file, diff,
@@ -184,10 +172,7 @@ func TestSchemaMatchesValuesYAML(t *testing.T) {
 // helm-docs writes the table of README.md (make generate).
 func TestREADMEMatchesValuesYAML(t *testing.T) {
 	t.Parallel()
-	b, err := os.ReadFile(filepath.Join(chartDir, "README.md"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	b := require.Value(os.ReadFile(filepath.Join(chartDir, "README.md")))(t)
 	var rows []string
 	for line := range strings.Lines(string(b)) {
 		if strings.HasPrefix(line, "| `") && strings.Count(line, " | ") >= 2 {

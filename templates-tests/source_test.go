@@ -13,6 +13,8 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 // templates returns the text of every file of templates/, by its path there.
@@ -116,12 +118,8 @@ func TestChartFitsInTheReleaseSecret(t *testing.T) {
 	c := loadChart(t)
 	var packed bytes.Buffer
 	w := gzip.NewWriter(&packed)
-	if err := json.NewEncoder(w).Encode(c); err != nil {
-		t.Fatal(err)
-	}
-	if err := w.Close(); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, json.NewEncoder(w).Encode(c))
+	require.NoError(t, w.Close())
 	if size := base64.StdEncoding.EncodedLen(packed.Len()); size < 10<<10 || size > 256<<10 {
 		t.Errorf("the chart uses %d bytes of the Secret", size)
 	} else {

@@ -25,6 +25,7 @@ import (
 
 	"github.com/zarf-dev/zarf-registry/internal/net/tlsfiles"
 	"github.com/zarf-dev/zarf-registry/internal/net/tlsfiles/tlsfilestest"
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 const (
@@ -101,13 +102,8 @@ func startProcess(t testing.TB, environment []string, program string, args ...st
 	t.Helper()
 	p := &process{Cmd: exec.Command(program, args...), log: new(bytes.Buffer), logged: make(chan struct{})}
 	p.Env = append(os.Environ(), environment...)
-	pipe, err := p.StderrPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := p.Start(); err != nil {
-		t.Fatal(err)
-	}
+	pipe := require.Value(p.StderrPipe())(t)
+	require.NoError(t, p.Start())
 	t.Cleanup(func() {
 		_ = p.Process.Kill()
 		_ = p.wait()
@@ -210,20 +206,12 @@ func TestProcess(t *testing.T) {
 	}
 
 	// A request in flight survives SIGTERM.
-	c, err := net.Dial("tcp", p.address)
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := require.Value(net.Dial("tcp", p.address))(t)
 	defer c.Close()
 	const size = 16 << 20 // more than the sockets buffer
 	fmt.Fprintf(c, "GET /v2/%d HTTP/1.1\r\nHost: localhost\r\n\r\n", size)
-	response, err := http.ReadResponse(bufio.NewReader(c), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := p.Process.Signal(syscall.SIGTERM); err != nil {
-		t.Fatal(err)
-	}
+	response := require.Value(http.ReadResponse(bufio.NewReader(c), nil))(t)
+	require.NoError(t, p.Process.Signal(syscall.SIGTERM))
 	for end := time.Now().Add(longest); ; time.Sleep(5 * time.Millisecond) {
 		other, err := net.Dial("tcp", p.address)
 		if err != nil {
@@ -247,10 +235,7 @@ func TestProcess(t *testing.T) {
 }
 
 func gzipped(t testing.TB, file string) int {
-	data, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	data := require.Value(os.ReadFile(file))(t)
 	var out bytes.Buffer
 	w, _ := gzip.NewWriterLevel(&out, gzip.BestCompression)
 	_, _ = w.Write(data)
@@ -269,10 +254,7 @@ func TestMemoryOfStalledDownloads(t *testing.T) {
 	w := newWorld(t)
 	p := w.startProxy(t, build(t, "."))
 	for range 1000 {
-		c, err := net.Dial("tcp", p.address)
-		if err != nil {
-			t.Fatal(err)
-		}
+		c := require.Value(net.Dial("tcp", p.address))(t)
 		defer c.Close()
 		fmt.Fprintf(c, "GET /v2/%d HTTP/1.1\r\nHost: localhost\r\n\r\n", 64<<20)
 		_ = c.SetReadDeadline(time.Now().Add(longest))

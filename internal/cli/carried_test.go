@@ -24,6 +24,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/release"
 	"github.com/zarf-dev/zarf-registry/internal/release/settings"
 	"github.com/zarf-dev/zarf-registry/internal/release/state"
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 // noted is a hook that notes what it is asked to do.
@@ -41,10 +42,7 @@ func (n noted) add(phase string)              { *n.phases = append(*n.phases, ph
 // the hook was asked to do.
 func runCarried(t *testing.T, values map[string]any) (settings.Settings, []string) {
 	t.Helper()
-	carried, err := install.LoadChart("")
-	if err != nil {
-		t.Fatal(err)
-	}
+	carried := require.Value(install.LoadChart(""))(t)
 	capabilities := chartutil.DefaultCapabilities.Copy()
 	capabilities.KubeVersion = chartutil.KubeVersion{Version: "v1.31.0", Major: "1", Minor: "31"}
 	memory := driver.NewMemory()
@@ -67,27 +65,19 @@ func runCarried(t *testing.T, values map[string]any) (settings.Settings, []strin
 		Log: slog.New(slog.DiscardHandler), Progress: release.Logged{Log: slog.New(slog.DiscardHandler)},
 		Now: time.Now,
 	}
-	result, err := i.Run(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	result := require.Value(i.Run(t.Context()))(t)
 	return result.Settings, phases
 }
 
 // Prepare would refuse the chart otherwise.
 func TestTheCarriedChartHasTheDigestsOfTheCarriedPrograms(t *testing.T) {
-	carried, err := install.LoadChart("")
-	if err != nil {
-		t.Fatal(err)
-	}
+	carried := require.Value(install.LoadChart(""))(t)
 	i := slices.IndexFunc(carried.Files, func(f *chart.File) bool { return f.Name == "files/programs.json" })
 	if i < 0 {
 		t.Skip("needs files/programs.json of the chart: run make payload")
 	}
 	var digests map[string]string
-	if err := json.Unmarshal(carried.Files[i].Data, &digests); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, json.Unmarshal(carried.Files[i].Data, &digests))
 	carriedPrograms := 0
 	for _, architecture := range embedded.Architectures {
 		if _, err := embedded.Loader(architecture); err != nil {
@@ -95,10 +85,7 @@ func TestTheCarriedChartHasTheDigestsOfTheCarriedPrograms(t *testing.T) {
 			continue
 		}
 		for _, program := range []string{"registry", "registry-node"} {
-			p, err := programs.Embedded{}.Payload(program, architecture)
-			if err != nil {
-				t.Fatal(err)
-			}
+			p := require.Value(programs.Embedded{}.Payload(program, architecture))(t)
 			if got := digests[p.Key()]; got != p.Digest() {
 				t.Errorf("%s: the chart has %s, the payload %s", p.Program, got, p.Digest())
 			}

@@ -14,6 +14,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/zarf-dev/zarf-registry/internal/release/state"
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 // apiServer answers for Secrets of the namespace zarf, and notes what it is asked.
@@ -67,10 +68,7 @@ func saved(t *testing.T, change func(*state.State)) map[string]map[string][]byte
 			CALifetime: state.Duration(2 * time.Hour)},
 	}
 	change(&s)
-	encoded, err := state.Encode(s, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	encoded := require.Value(state.Encode(s, nil))(t)
 	return map[string]map[string][]byte{"zarf-registry-state": {state.Key: encoded}}
 }
 

@@ -21,6 +21,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/cli/render"
 	"github.com/zarf-dev/zarf-registry/internal/exitcode"
 	"github.com/zarf-dev/zarf-registry/internal/version"
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 // Run runs a command line on a machine without a cluster.
@@ -44,15 +45,13 @@ func runAt(t *testing.T, kubeconfig string, args ...string) (code int, stdout, s
 func newKubeconfig(t *testing.T, server string) (path string) {
 	t.Helper()
 	path = filepath.Join(t.TempDir(), "kubeconfig")
-	if err := os.WriteFile(path, []byte(`apiVersion: v1
+	require.NoError(t, os.WriteFile(path, []byte(`apiVersion: v1
 kind: Config
 clusters: [{name: a, cluster: {server: "`+server+`"}}]
 users: [{name: jane, user: {}}]
 contexts: [{name: prod, context: {cluster: a}}, {name: test, context: {cluster: a}}]
 current-context: prod
-`), 0o600); err != nil {
-		t.Fatal(err)
-	}
+`), 0o600))
 	return path
 }
 
@@ -118,9 +117,7 @@ func TestEveryCommandHelpsWithAnExample(t *testing.T) {
 
 func TestBadInputIsRefusedWithOneClearLine(t *testing.T) {
 	rubbish := filepath.Join(t.TempDir(), "rubbish.tar")
-	if err := os.WriteFile(rubbish, []byte("rubbish"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.WriteFile(rubbish, []byte("rubbish"), 0o600))
 	type refusal struct {
 		args []string
 		code int
@@ -319,16 +316,11 @@ func TestTheVersionAsDataSaysFromWhatItWasBuilt(t *testing.T) {
 	if r, err := readRelease(helm, "zarf-registry"); r != nil || err != nil {
 		t.Errorf("without a release: %v, %v", r, err)
 	}
-	if err := helm.Releases.Create(&release.Release{Name: "zarf-registry", Namespace: "zarf", Version: 3,
+	require.NoError(t, helm.Releases.Create(&release.Release{Name: "zarf-registry", Namespace: "zarf", Version: 3,
 		Info:  &release.Info{Status: release.StatusDeployed},
 		Chart: &chart.Chart{Metadata: &chart.Metadata{Name: "zarf-registry", Version: "0.2.0", AppVersion: "0.2.1"}}},
-	); err != nil {
-		t.Fatal(err)
-	}
-	r, err := readRelease(helm, "zarf-registry")
-	if err != nil {
-		t.Fatal(err)
-	}
+	))
+	r := require.Value(readRelease(helm, "zarf-registry"))(t)
 	clitest.JSON(t, render.Version, clitest.Data(t, render.Version, programVersion{Version: "0.1.0",
 		Commit: "44fea3ed0ee4ae7a0ea6d6d3b7ddff6bfb6d39a4", Go: "go1.26.8", Chart: "0.1.0", Release: r}))
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/cli/clitest"
 	"github.com/zarf-dev/zarf-registry/internal/cli/render"
 	"github.com/zarf-dev/zarf-registry/internal/exitcode"
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 // pauseRules is the ConfigMap that says which images may be used.
@@ -24,9 +25,7 @@ func healAt(t *testing.T, flags healFlags, api http.HandlerFunc) (stdout string,
 	server := httptest.NewServer(http.StripPrefix("/prefix", api))
 	defer server.Close()
 	client, err := healClient(&rest.Config{Host: server.URL + "/prefix/"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	client.Namespace, client.Release = "zarf", "zarf-registry"
 	flags.cluster.Name = "zarf-registry"
 	var out bytes.Buffer

@@ -30,6 +30,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/exitcode"
 	"github.com/zarf-dev/zarf-registry/test/distributiontest"
 	"github.com/zarf-dev/zarf-registry/test/dockerdaemontest"
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 // imageCommand runs a command line of zarf-registry images on a machine without a
@@ -105,10 +106,7 @@ func (r testRegistry) crane(t *testing.T, ref string) (name.Reference, []remote.
 	if strings.HasPrefix(r.URL, "http:") {
 		options = append(options, name.Insecure)
 	}
-	parsed, err := name.ParseReference(r.Host()+"/"+ref, options...)
-	if err != nil {
-		t.Fatal(err)
-	}
+	parsed := require.Value(name.ParseReference(r.Host()+"/"+ref, options...))(t)
 	auth := authn.Anonymous
 	if r.user != "" {
 		auth = &authn.Basic{Username: r.user, Password: r.password}
@@ -120,10 +118,7 @@ func (r testRegistry) crane(t *testing.T, ref string) (name.Reference, []remote.
 func (r testRegistry) has(t *testing.T, ref string) string {
 	t.Helper()
 	parsed, options := r.crane(t, ref)
-	desc, err := remote.Get(parsed, options...)
-	if err != nil {
-		t.Fatal(err)
-	}
+	desc := require.Value(remote.Get(parsed, options...))(t)
 	return desc.Digest.String()
 }
 
@@ -132,9 +127,7 @@ func (r testRegistry) put(t *testing.T, ref, architecture string) string {
 	t.Helper()
 	parsed, options := r.crane(t, ref)
 	image := randomImage(t, architecture)
-	if err := remote.Write(parsed, image, options...); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, remote.Write(parsed, image, options...))
 	return digestOf(t, image)
 }
 
@@ -149,9 +142,7 @@ func (r testRegistry) putIndex(t *testing.T, ref string) string {
 			Descriptor: v1.Descriptor{Platform: &v1.Platform{OS: "linux", Architecture: architecture}},
 		})
 	}
-	if err := remote.WriteIndex(parsed, index, options...); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, remote.WriteIndex(parsed, index, options...))
 	return digestOf(t, index)
 }
 
@@ -159,13 +150,9 @@ func (r testRegistry) putIndex(t *testing.T, ref string) string {
 func randomImage(t *testing.T, architecture string) v1.Image {
 	t.Helper()
 	image, err := random.Image(4096, 2)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	config, err := image.ConfigFile()
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	config = config.DeepCopy()
 	config.OS, config.Architecture = "linux", architecture
 	if image, err = mutate.ConfigFile(image, config); err != nil {
@@ -176,10 +163,7 @@ func randomImage(t *testing.T, architecture string) v1.Image {
 
 func digestOf(t *testing.T, of interface{ Digest() (v1.Hash, error) }) string {
 	t.Helper()
-	hash, err := of.Digest()
-	if err != nil {
-		t.Fatal(err)
-	}
+	hash := require.Value(of.Digest())(t)
 	return hash.String()
 }
 
@@ -202,10 +186,8 @@ func TestImagesGoFromRegistryToArchiveToRegistry(t *testing.T) {
 	archive := filepath.Join(c.home, "images.tar")
 
 	list := filepath.Join(c.home, "images.txt")
-	if err := os.WriteFile(list, []byte("# what the application needs\n"+from.Host()+"/team/multi:1\n"),
-		0o600); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.WriteFile(list, []byte("# what the application needs\n"+from.Host()+"/team/multi:1\n"),
+		0o600))
 	out := c.run("pull", "-f", list, from.Host()+"/team/single:2", "--out", archive, "--plain-http", "--platform", "all")
 	clitest.Same(t, "pull prints", out, from.Host()+"/team/single:2\n"+from.Host()+"/team/multi:1\n")
 
@@ -223,9 +205,7 @@ func TestImagesGoFromRegistryToArchiveToRegistry(t *testing.T) {
 	}
 
 	var again render.List[map[string]any]
-	if err := json.Unmarshal([]byte(c.pipe("a long secret", append(push, "--output", "json")...)), &again); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, json.Unmarshal([]byte(c.pipe("a long secret", append(push, "--output", "json")...)), &again))
 	for _, result := range again.Items {
 		if result["bytesSent"] != 0.0 || result["bytesSkipped"] == 0.0 || len(again.Items) != 2 {
 			t.Errorf("the second push says %v", again)
@@ -300,10 +280,7 @@ func TestPullingAgainTakesWhatIsThere(t *testing.T) {
 	if n := blobs.Load(); n != 0 {
 		t.Errorf("%d requests for blobs that are in the local store", n)
 	}
-	path, err := layout.FromPath(filepath.Join(c.home, "second"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	path := require.Value(layout.FromPath(filepath.Join(c.home, "second")))(t)
 	if index, err := path.ImageIndex(); err != nil || digestOf(t, index) == "" {
 		t.Errorf("crane does not read the layout: %v", err)
 	}
@@ -609,13 +586,8 @@ func TestListShowsWhatIsThere(t *testing.T) {
 }
 `)
 	nameless := filepath.Join(c.home, "nameless")
-	path, err := layout.Write(nameless, empty.Index)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := path.AppendImage(randomImage(t, "arm64")); err != nil {
-		t.Fatal(err)
-	}
+	path := require.Value(layout.Write(nameless, empty.Index))(t)
+	require.NoError(t, path.AppendImage(randomImage(t, "arm64")))
 	clitest.Same(t, "names", c.run("list", archive, nameless, "--output", "name"), reg.Host()+"/team/single:2\n")
 	text = c.run("list", archive, nameless)
 	if lines := strings.Split(text, "\n"); len(lines) != 4 || !strings.HasPrefix(lines[0], "SOURCE ") ||
@@ -701,9 +673,7 @@ func TestTheCacheIsWhereUsersWantIt(t *testing.T) {
 	if runtime.GOOS == "linux" && !exists("user", "zarf-registry", "images", "blobs") {
 		t.Error("the user's cache directory is not used")
 	}
-	if err := os.WriteFile(filepath.Join(c.home, "file"), nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.WriteFile(filepath.Join(c.home, "file"), nil, 0o600))
 	if message, _ := c.fails(1, "", "store", "info", "--store-dir",
 		filepath.Join(c.home, "file")); !strings.Contains(message, filepath.Join(c.home, "file")) {
 		t.Errorf("a file as store: %s", message)
@@ -736,18 +706,14 @@ func TestImagesRefuseWhatCannotBeRight(t *testing.T) {
 	c := newImageCommand(t, nil)
 	file := func(name, text string) string {
 		path := filepath.Join(c.home, name)
-		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, os.WriteFile(path, []byte(text), 0o600))
 		return path
 	}
 	noPEM, badList, noList := file("no.pem", "rubbish"), file("bad.txt", "nginx\nmy nginx\n"),
 		file("none.txt", "# nothing\n")
 	out := filepath.Join(c.home, "out")
 	directory := filepath.Join(c.home, "directory.tar")
-	if err := os.Mkdir(directory, 0o700); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.Mkdir(directory, 0o700))
 	pull := func(args ...string) []string { return append([]string{"pull", "nginx", "--out", out}, args...) }
 	push := func(args ...string) []string { return append([]string{"push", "app.tar"}, args...) }
 	duplicate := func(args ...string) []string { return append([]string{"copy", "nginx"}, args...) }
@@ -881,9 +847,7 @@ func TestImagesRefuseWhatCannotBeRight(t *testing.T) {
 
 func TestInvalidRemovalsAreRefused(t *testing.T) {
 	list := filepath.Join(t.TempDir(), "list")
-	if err := os.WriteFile(list, []byte("Bad Name\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.WriteFile(list, []byte("Bad Name\n"), 0o600))
 	c := newImageCommand(t, nil)
 	for _, tt := range []struct {
 		args []string
@@ -917,9 +881,7 @@ func TestInvalidRemovalsAreRefused(t *testing.T) {
 
 func TestInvalidSearchesAreRefused(t *testing.T) {
 	values := filepath.Join(t.TempDir(), "values.yaml")
-	if err := os.WriteFile(values, []byte("image: nginx\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.WriteFile(values, []byte("image: nginx\n"), 0o600))
 	c := newImageCommand(t, nil)
 	for _, tt := range []struct {
 		args []string

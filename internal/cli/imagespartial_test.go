@@ -15,6 +15,7 @@ import (
 
 	"github.com/zarf-dev/zarf-registry/internal/cli/render"
 	"github.com/zarf-dev/zarf-registry/internal/exitcode"
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 // One of three images cannot be pulled: pull, copy and push complete the others, name it and fail.
@@ -69,19 +70,14 @@ func TestOneBadImageStopsNoOther(t *testing.T) {
 	}
 
 	// A damaged source: the other image is listed and pushed.
-	blobs, err := filepath.Glob(filepath.Join(layout, "blobs", "sha256", "*"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	blobs := require.Value(filepath.Glob(filepath.Join(layout, "blobs", "sha256", "*")))(t)
 	var largest string
 	for _, path := range blobs {
 		if info, err := os.Stat(path); err == nil && info.Size() > 4000 {
 			largest = path
 		}
 	}
-	if err := os.Remove(largest); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.Remove(largest))
 	for _, args := range [][]string{{"list", layout}, {"push", layout, "--to", to.Host(), "--plain-http"}} {
 		message, out := c.fails(exitcode.Failed, "", args...)
 		if got := strings.Count(out, from.Host()) + strings.Count(out, to.Host()); got != 1 ||
@@ -100,18 +96,10 @@ func TestNothingControlsTheTerminal(t *testing.T) {
 	layout := filepath.Join(c.home, "layout")
 	c.run("pull", from.Host()+"/app:1", "--plain-http", "--out", layout)
 	index := filepath.Join(layout, "index.json")
-	raw, err := os.ReadFile(index)
-	if err != nil {
-		t.Fatal(err)
-	}
-	name, err := json.Marshal("evil/" + evil + "\nFAKE\tROW")
-	if err != nil {
-		t.Fatal(err)
-	}
+	raw := require.Value(os.ReadFile(index))(t)
+	name := require.Value(json.Marshal("evil/" + evil + "\nFAKE\tROW"))(t)
 	raw = bytes.ReplaceAll(raw, []byte(`"`+from.Host()+`/app:1"`), name)
-	if err := os.WriteFile(index, raw, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.WriteFile(index, raw, 0o600))
 	say := func(w http.ResponseWriter, r *http.Request) bool {
 		w.WriteHeader(http.StatusForbidden)
 		text, _ := json.Marshal(evil + "\nError: forged")
@@ -142,9 +130,7 @@ func TestNothingControlsTheTerminal(t *testing.T) {
 func TestCtrlCEndsWhatBlocks(t *testing.T) {
 	c := newImageCommand(t, nil)
 	pipe := filepath.Join(c.home, "pipe")
-	if err := syscall.Mkfifo(pipe, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, syscall.Mkfifo(pipe, 0o600))
 	var out bytes.Buffer
 	ended := make(chan int, 1)
 	go func() {
@@ -152,9 +138,7 @@ func TestCtrlCEndsWhatBlocks(t *testing.T) {
 	}()
 	time.Sleep(200 * time.Millisecond)
 	begin := time.Now()
-	if err := syscall.Kill(os.Getpid(), syscall.SIGINT); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, syscall.Kill(os.Getpid(), syscall.SIGINT))
 	select {
 	case code := <-ended:
 		if took := time.Since(begin); code != exitcode.Failed || took > time.Second ||
@@ -174,12 +158,8 @@ func TestPipesAndDevicesAreRefused(t *testing.T) {
 	pipe := filepath.Join(c.home, "pipe.tar")
 	layout := filepath.Join(c.home, "layout")
 	for _, path := range []string{pipe, filepath.Join(layout, "oci-layout"), filepath.Join(c.home, "inventory")} {
-		if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
-			t.Fatal(err)
-		}
-		if err := syscall.Mkfifo(path, 0o600); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, os.MkdirAll(filepath.Dir(path), 0o700))
+		require.NoError(t, syscall.Mkfifo(path, 0o600))
 	}
 	for _, args := range [][]string{
 		{"push", pipe, "--to", "127.0.0.1:1"}, {"push", "/dev/zero", "--to", "127.0.0.1:1"},

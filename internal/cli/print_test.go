@@ -30,6 +30,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/release/state"
 	"github.com/zarf-dev/zarf-registry/internal/status"
 	files "github.com/zarf-dev/zarf-registry/test/golden"
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 var proxyOptions = settings.Settings{
@@ -61,9 +62,7 @@ func TestPreflightIsPrintedWithCauseAndRemedy(t *testing.T) {
 
 	out.Reset()
 	f.output = "json"
-	if err := f.printPlan(&out, c, plan); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, f.printPlan(&out, c, plan))
 	clitest.JSON(t, render.InstallationPlan, out.String())
 }
 
@@ -83,16 +82,12 @@ func TestTheResultSaysHowToPushAndPull(t *testing.T) {
 				output: "table"}
 			result := &install.Result{Settings: options, Revision: 1, ChartVersion: "0.1.0", AppVersion: "0.1.0"}
 			var out bytes.Buffer
-			if err := f.printResult(&out, result); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, f.printResult(&out, result))
 			golden.Check(t, name, out.String())
 
 			out.Reset()
 			f.output = "json"
-			if err := f.printResult(&out, result); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, f.printResult(&out, result))
 			var printed map[string]any
 			if err := json.Unmarshal(out.Bytes(), &printed); err != nil || printed["address"] != options.Address ||
 				printed["revision"] != 1.0 {
@@ -110,9 +105,7 @@ func TestTheResultSaysHowToPushAndPull(t *testing.T) {
 
 func TestFlagsOfTheModeReplaceWhatAnEarlierReleaseSaid(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "values.yaml")
-	if err := os.WriteFile(file, []byte("registryProxy: true\nport: 32000\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.WriteFile(file, []byte("registryProxy: true\nport: 32000\n"), 0o600))
 	for args, want := range map[string]string{
 		"":                       `map[]`,
 		"--registry-proxy":       `map[registryProxy:true registryURL:]`,
@@ -130,9 +123,7 @@ func TestFlagsOfTheModeReplaceWhatAnEarlierReleaseSaid(t *testing.T) {
 		f := &chartFlags{}
 		cmd := &cobra.Command{}
 		f.register(cmd)
-		if err := cmd.ParseFlags(strings.Fields(args)); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, cmd.ParseFlags(strings.Fields(args)))
 		values, err := f.merged(cmd.Flags())
 		if got := fmt.Sprint(values); err != nil || got != want {
 			t.Errorf("%q gives %s (%v), want %s", args, got, err, want)

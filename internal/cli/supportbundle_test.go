@@ -14,6 +14,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/cli/clitest"
 	"github.com/zarf-dev/zarf-registry/internal/cli/render"
 	"github.com/zarf-dev/zarf-registry/internal/status/support"
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 func TestTheBundleSaysWhatItLacks(t *testing.T) {
@@ -37,9 +38,7 @@ func TestTheBundleSaysWhatItLacks(t *testing.T) {
 func TestAnInterruptedBundleReplacesNoFile(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "bundle.tar.gz")
-	if err := os.WriteFile(path, []byte("previous"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.WriteFile(path, []byte("previous"), 0o600))
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	_, err := writeBundle(ctx, path, support.Options{Namespace: "zarf", Release: "zarf-registry", Client: fake.NewClientset(),

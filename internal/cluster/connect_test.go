@@ -15,6 +15,7 @@ import (
 
 	"github.com/zarf-dev/zarf-registry/internal/cluster"
 	"github.com/zarf-dev/zarf-registry/internal/exitcode"
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 const kubeconfig = `apiVersion: v1
@@ -28,13 +29,9 @@ func TestConnectSelectsTheCluster(t *testing.T) {
 	t.Setenv("KUBERNETES_SERVICE_HOST", "")
 	t.Setenv("KUBECONFIG", filepath.Join(t.TempDir(), "none"))
 	file := filepath.Join(t.TempDir(), "kubeconfig")
-	if err := os.WriteFile(file, []byte(kubeconfig), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.WriteFile(file, []byte(kubeconfig), 0o600))
 	broken := filepath.Join(t.TempDir(), "broken")
-	if err := os.WriteFile(broken, []byte("{"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.WriteFile(broken, []byte("{"), 0o600))
 	context := func(name string) clientcmd.ConfigOverrides { return clientcmd.ConfigOverrides{CurrentContext: name} }
 	for name, c := range map[string]struct {
 		access     cluster.Access
@@ -59,9 +56,7 @@ func TestConnectSelectsTheCluster(t *testing.T) {
 				}
 				return
 			}
-			if err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, err)
 			if config.Host != c.host || client == nil {
 				t.Errorf("connected to %s, want %s", config.Host, c.host)
 			}

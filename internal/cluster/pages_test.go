@@ -20,6 +20,7 @@ import (
 	"k8s.io/client-go/kubernetes/scheme"
 
 	"github.com/zarf-dev/zarf-registry/internal/cluster"
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 // manyNodes is an API server with a number of nodes, and as many pods, events and
@@ -102,13 +103,9 @@ func (m *manyNodes) connect() kubernetes.Interface {
 	m.t.Cleanup(server.Close)
 	file := filepath.Join(m.t.TempDir(), "kubeconfig")
 	text := strings.Replace(kubeconfig, "https://a.example", server.URL, 1)
-	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
-		m.t.Fatal(err)
-	}
+	require.NoError(m.t, os.WriteFile(file, []byte(text), 0o600))
 	_, client, err := cluster.Connect(cluster.Access{Kubeconfig: file})
-	if err != nil {
-		m.t.Fatal(err)
-	}
+	require.NoError(m.t, err)
 	return client
 }
 
@@ -201,21 +198,15 @@ func namesIn(t *testing.T, list runtime.Object) (names []string) {
 		}
 		return err
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return names
 }
 
 func TestOthersUseTheConfigurationForKindsThatKnowNoProtobuf(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "kubeconfig")
-	if err := os.WriteFile(file, []byte(kubeconfig), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.WriteFile(file, []byte(kubeconfig), 0o600))
 	config, _, err := cluster.Connect(cluster.Access{Kubeconfig: file})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	if config.ContentType != "" {
 		t.Errorf("the configuration that others use says %s, which not every kind is known in", config.ContentType)
 	}

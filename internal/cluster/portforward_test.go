@@ -18,6 +18,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/zarf-dev/zarf-registry/internal/cluster"
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 func forwarder(t *testing.T, handler http.HandlerFunc) func(context.Context) (net.Conn, error) {
@@ -25,10 +26,7 @@ func forwarder(t *testing.T, handler http.HandlerFunc) func(context.Context) (ne
 	server := httptest.NewServer(handler)
 	t.Cleanup(server.Close)
 	config := &rest.Config{Host: server.URL}
-	client, err := kubernetes.NewForConfig(config)
-	if err != nil {
-		t.Fatal(err)
-	}
+	client := require.Value(kubernetes.NewForConfig(config))(t)
 	dial := cluster.PortForward(config, client)
 	return func(ctx context.Context) (net.Conn, error) {
 		return dial(ctx, &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "zarf", Name: "p"}}, 9100)

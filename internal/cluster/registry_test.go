@@ -15,6 +15,7 @@ import (
 	"k8s.io/client-go/kubernetes/fake"
 
 	"github.com/zarf-dev/zarf-registry/internal/release"
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 func registryPod(name string, change ...func(*corev1.Pod)) *corev1.Pod {
@@ -60,11 +61,9 @@ func TestRegistryKeepsUsingOnePod(t *testing.T) {
 	}
 	set := func(name string, status corev1.ConditionStatus) {
 		t.Helper()
-		if _, err := client.CoreV1().Pods("zarf").Update(t.Context(),
+		require.Value(client.CoreV1().Pods("zarf").Update(t.Context(),
 			registryPod(name, func(p *corev1.Pod) { p.Status.Conditions[0].Status = status }),
-			metav1.UpdateOptions{}); err != nil {
-			t.Fatal(err)
-		}
+			metav1.UpdateOptions{}))(t)
 	}
 	for _, step := range []struct {
 		name string

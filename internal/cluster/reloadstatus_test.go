@@ -21,6 +21,7 @@ import (
 
 	"github.com/zarf-dev/zarf-registry/internal/api/reloadstatus"
 	"github.com/zarf-dev/zarf-registry/internal/release/names"
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 // noDeadlines is a connection without deadlines, like a forwarded one.
@@ -64,17 +65,11 @@ func sampleReport() *reloadstatus.Report {
 
 func TestLoaded(t *testing.T) {
 	want := sampleReport()
-	content, err := json.Marshal(want)
-	if err != nil {
-		t.Fatal(err)
-	}
+	content := require.Value(json.Marshal(want))(t)
 	edited := func(edit func(*reloadstatus.Report)) string {
 		r := sampleReport()
 		edit(r)
-		text, err := json.Marshal(r)
-		if err != nil {
-			t.Fatal(err)
-		}
+		text := require.Value(json.Marshal(r))(t)
 		return string(text)
 	}
 	for name, c := range map[string]struct {

@@ -48,6 +48,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/release/settings"
 	"github.com/zarf-dev/zarf-registry/internal/release/state"
 	"github.com/zarf-dev/zarf-registry/test/golden"
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 const (
@@ -584,10 +585,7 @@ func (b *bench) startProxies() {
 }
 
 func (b *bench) allPods() []corev1.Pod {
-	list, err := b.tracker.List(resource("pods"), corev1.SchemeGroupVersion.WithKind("Pod"), "zarf")
-	if err != nil {
-		b.Fatal(err)
-	}
+	list := require.Value(b.tracker.List(resource("pods"), corev1.SchemeGroupVersion.WithKind("Pod"), "zarf"))(b)
 	return list.(*corev1.PodList).Items
 }
 
@@ -859,11 +857,7 @@ func (b *bench) secret(name string) *corev1.Secret {
 
 func (b *bench) state() state.State {
 	b.Helper()
-	s, err := state.Decode(b.secret("zarf-registry-state").Data[state.Key])
-	if err != nil {
-		b.Fatal(err)
-	}
-	return s
+	return require.Value(state.Decode(b.secret("zarf-registry-state").Data[state.Key]))(b)
 }
 
 func (b *bench) mustPrepare() {
@@ -987,10 +981,7 @@ func (b *bench) checkFinished() {
 	} else if s := b.get("secrets", "zarf-registry-pull"); s != nil {
 		checkPull(b, s.(*corev1.Secret), false)
 	}
-	cms, err := b.client.CoreV1().ConfigMaps("zarf").List(context.Background(), metav1.ListOptions{})
-	if err != nil {
-		b.Fatal(err)
-	}
+	cms := require.Value(b.client.CoreV1().ConfigMaps("zarf").List(context.Background(), metav1.ListOptions{}))(b)
 	programs := map[bool]bool{} // programs of the proxies (true) and of the registry (false)
 	for _, cm := range cms.Items {
 		programs[strings.Contains(cm.Name, "-registry-node-")] = true

@@ -10,21 +10,17 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/pki"
 	"github.com/zarf-dev/zarf-registry/internal/release/settings"
 	"github.com/zarf-dev/zarf-registry/internal/release/state"
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 func TestPreflightChecksExposure(t *testing.T) {
 	t.Parallel()
 	begin := time.Date(2026, 11, 20, 12, 0, 0, 0, time.UTC)
 	issue := func(names ...string) pki.KeyPair {
-		ca, err := pki.NewCA("company", begin, 0)
-		if err != nil {
-			t.Fatal(err)
-		}
+		ca := require.Value(pki.NewCA("company", begin, 0))(t)
 		pair, err := ca.Issue(pki.Leaf{CommonName: names[0], DNSNames: names,
 			Usages: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}, Lifetime: time.Hour}, begin)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		return pair
 	}
 	good, other := issue("registry.example.com"), issue("other.example.com")

@@ -15,6 +15,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/zarf-dev/zarf-registry/internal/release/state"
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 // checkClean checks that only those objects of this release are left that Helm deletes itself.
@@ -198,9 +199,7 @@ func TestCleanupRefusesToRunTogetherWithTheOtherJobs(t *testing.T) {
 					job.Status.CompletionTime = &metav1.Time{Time: made}
 				}
 				if name != c.without {
-					if _, err := b.client.BatchV1().Jobs("zarf").Create(t.Context(), job, metav1.CreateOptions{}); err != nil {
-						t.Fatal(err)
-					}
+					require.Value(b.client.BatchV1().Jobs("zarf").Create(t.Context(), job, metav1.CreateOptions{}))(t)
 				}
 			}
 			err := b.hook.Cleanup(t.Context())

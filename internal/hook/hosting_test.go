@@ -12,6 +12,7 @@ import (
 
 	"github.com/zarf-dev/zarf-registry/internal/release/settings"
 	"github.com/zarf-dev/zarf-registry/internal/release/state"
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 // hosting returns the ConfigMap's content as tools read it, or nil.
@@ -21,9 +22,7 @@ func (b *bench) hosting() map[string]string {
 	if apierrors.IsNotFound(err) {
 		return nil
 	}
-	if err != nil {
-		b.Fatal(err)
-	}
+	require.NoError(b, err)
 	var said map[string]string
 	if err := yaml.UnmarshalStrict([]byte(cm.Data["localRegistryHosting.v1"]), &said); err != nil || len(cm.Data) != 1 {
 		b.Fatalf("%v: %q", err, cm.Data)
@@ -89,10 +88,7 @@ func TestAdvertisementFollowsTheRelease(t *testing.T) {
 			return
 		}
 		b.interfere = nil
-		o, err := b.tracker.Get(resource("configmaps"), "kube-public", "local-registry-hosting")
-		if err != nil {
-			t.Fatal(err)
-		}
+		o := require.Value(b.tracker.Get(resource("configmaps"), "kube-public", "local-registry-hosting"))(t)
 		b.update("configmaps", o)
 	}
 	b.upgrade(state.ModeProxy)

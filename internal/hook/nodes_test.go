@@ -19,6 +19,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/node/noderuntime"
 	"github.com/zarf-dev/zarf-registry/internal/pki"
 	"github.com/zarf-dev/zarf-registry/internal/release/rollout"
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 const (
@@ -68,10 +69,7 @@ func (b *bench) configureNodes(ca bool) {
 
 func configData(b *bench, config noderuntime.Config) map[string][]byte {
 	b.Helper()
-	encoded, err := json.Marshal(config)
-	if err != nil {
-		b.Fatal(err)
-	}
+	encoded := require.Value(json.Marshal(config))(b)
 	return map[string][]byte{noderuntime.KeyConfig: encoded}
 }
 
@@ -144,10 +142,7 @@ func (b *bench) startNodePod(set *appsv1.DaemonSet, node string) {
 		if len(set.Spec.Template.Spec.Volumes) > 0 {
 			b.writeAuthorities(component, node, &report)
 		}
-		message, err := json.Marshal(report)
-		if err != nil {
-			b.Fatal(err)
-		}
+		message := require.Value(json.Marshal(report))(b)
 		status.State.Terminated = &corev1.ContainerStateTerminated{Message: string(message), StartedAt: metav1.NewTime(b.now)}
 		pod.Status = corev1.PodStatus{Phase: corev1.PodRunning, Conditions: podReady}
 	}
@@ -218,10 +213,7 @@ func (b *bench) startSuccessors() {
 // nodePods returns the pods that write files on nodes, by name.
 func (b *bench) nodePods() []corev1.Pod {
 	b.Helper()
-	list, err := b.tracker.List(resource("pods"), corev1.SchemeGroupVersion.WithKind("Pod"), "zarf")
-	if err != nil {
-		b.Fatal(err)
-	}
+	list := require.Value(b.tracker.List(resource("pods"), corev1.SchemeGroupVersion.WithKind("Pod"), "zarf"))(b)
 	pods := slices.DeleteFunc(slices.Clone(list.(*corev1.PodList).Items), func(p corev1.Pod) bool {
 		return !strings.HasPrefix(p.Labels["app.kubernetes.io/component"], "node-")
 	})

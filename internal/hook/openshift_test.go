@@ -10,6 +10,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 
 	"github.com/zarf-dev/zarf-registry/internal/release/state"
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 // constraints simulates OpenShift's pod admission for users limited to restricted-v2.
@@ -38,10 +39,7 @@ func TestOpenShiftConstraints(t *testing.T) {
 	b := newBench(t)
 	b.add(kubernetesService("10.96.0.1"))
 	b.admit = constraints
-	findings, err := b.hook.Preflight(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	findings := require.Value(b.hook.Preflight(t.Context()))(t)
 	if len(findings) != 2 { // one for the registry's pods, one for the proxies'
 		t.Error(findings)
 	}

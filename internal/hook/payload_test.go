@@ -18,6 +18,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/exitcode"
 	"github.com/zarf-dev/zarf-registry/internal/payload/injector"
 	"github.com/zarf-dev/zarf-registry/internal/release/state"
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 func TestChunkZeroIsWrittenLast(t *testing.T) {
@@ -92,18 +93,11 @@ func TestDamagedChunkIsReplacedAndWaitingPodsRestart(t *testing.T) {
 	b.mustPrepare()
 	name := "zarf-registry-payload-registry-node-amd64-01"
 	cms := b.client.CoreV1().ConfigMaps("zarf")
-	cm, err := cms.Get(t.Context(), name, metav1.GetOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	cm := require.Value(cms.Get(t.Context(), name, metav1.GetOptions{}))(t)
 	cm.BinaryData["chunk-01"] = []byte("altered")
-	if _, err := cms.Update(t.Context(), cm, metav1.UpdateOptions{}); err != nil {
-		t.Fatal(err)
-	}
-	if err := cms.Delete(t.Context(), "zarf-registry-payload-0.1.0-registry-amd64-01",
-		metav1.DeleteOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	require.Value(cms.Update(t.Context(), cm, metav1.UpdateOptions{}))(t)
+	require.NoError(t, cms.Delete(t.Context(), "zarf-registry-payload-0.1.0-registry-amd64-01",
+		metav1.DeleteOptions{}))
 	podLabels := labels("proxy")
 	podLabels["zarf.dev/agent"] = "ignore"
 	pod := func(name string, exit int32, ready bool) *corev1.Pod {
@@ -115,9 +109,7 @@ func TestDamagedChunkIsReplacedAndWaitingPodsRestart(t *testing.T) {
 		}
 	}
 	for _, p := range []*corev1.Pod{pod("waiting", 104, false), pod("running", 104, true), pod("crashing", 1, false)} {
-		if _, err := b.client.CoreV1().Pods("zarf").Create(t.Context(), p, metav1.CreateOptions{}); err != nil {
-			t.Fatal(err)
-		}
+		require.Value(b.client.CoreV1().Pods("zarf").Create(t.Context(), p, metav1.CreateOptions{}))(t)
 	}
 	b.forget()
 	b.mustPrepare()
@@ -245,19 +237,14 @@ func (b *bench) payloads() []string {
 	b.Helper()
 	list, err := b.client.CoreV1().ConfigMaps("zarf").List(b.Context(),
 		metav1.ListOptions{LabelSelector: "app.kubernetes.io/component=payload"})
-	if err != nil {
-		b.Fatal(err)
-	}
+	require.NoError(b, err)
 	var programs []string
 	for _, cm := range list.Items {
 		text, ok := cm.BinaryData[injector.ManifestKey]
 		if !ok {
 			continue
 		}
-		manifest, err := injector.ParseManifest(text)
-		if err != nil {
-			b.Fatal(err)
-		}
+		manifest := require.Value(injector.ParseManifest(text))(b)
 		program := manifest.Program
 		if loader := string(cm.BinaryData[injector.LoaderKey]); loader != "loader for "+program.Architecture ||
 			!strings.HasSuffix(cm.Name, program.Key()+"-00") {

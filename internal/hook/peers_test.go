@@ -30,6 +30,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/payload/injector"
 	"github.com/zarf-dev/zarf-registry/internal/pki"
 	"github.com/zarf-dev/zarf-registry/internal/release/state"
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 var internalPKI = state.PKI{
@@ -336,9 +337,7 @@ func (b *bench) applied(a kubetesting.PatchActionImpl) kubetesting.Action {
 	if err == nil {
 		c = before.DeepCopyObject().(*certmanagerv1.Certificate)
 	}
-	if err := json.Unmarshal(a.GetPatch(), c); err != nil {
-		b.Fatal(err)
-	}
+	require.NoError(b, json.Unmarshal(a.GetPatch(), c))
 	switch {
 	case err != nil:
 		return kubetesting.NewCreateAction(a.GetResource(), a.GetNamespace(), c)
@@ -390,10 +389,7 @@ func (b *bench) certManagerIssues(c *certmanagerv1.Certificate) {
 			leaf.Usages = append(leaf.Usages, x509.ExtKeyUsageServerAuth)
 		}
 	}
-	pair, err := b.issuer.Issue(leaf, b.now)
-	if err != nil {
-		b.Fatal(err)
-	}
+	pair := require.Value(b.issuer.Issue(leaf, b.now))(b)
 	b.putSecret(&corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: c.Spec.SecretName,
 		Labels: c.Spec.SecretTemplate.Labels}, Type: corev1.SecretTypeTLS,
 		Data: map[string][]byte{"tls.crt": pair.Certificate, "tls.key": pair.Key, "ca.crt": b.issuer.KeyPair().Certificate}})
@@ -424,10 +420,7 @@ type userCA struct {
 
 func (b *bench) userCA(name string) userCA {
 	b.Helper()
-	a, err := pki.NewCA(name, b.now, 10*365*24*time.Hour)
-	if err != nil {
-		b.Fatal(err)
-	}
+	a := require.Value(pki.NewCA(name, b.now, 10*365*24*time.Hour))(b)
 	return userCA{a, b}
 }
 
@@ -448,10 +441,7 @@ func (s userCA) give(name string, change ...func(*pki.Leaf)) {
 	for _, c := range change {
 		c(&leaf)
 	}
-	pair, err := s.Issue(leaf, s.b.now)
-	if err != nil {
-		s.b.Fatal(err)
-	}
+	pair := require.Value(s.Issue(leaf, s.b.now))(s.b)
 	s.b.putSecret(&corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: name}, Type: corev1.SecretTypeTLS,
 		Data: map[string][]byte{"tls.crt": pair.Certificate, "tls.key": pair.Key, "ca.crt": s.KeyPair().Certificate}})
 }

@@ -13,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 
 	"github.com/zarf-dev/zarf-registry/internal/release/state"
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 const enforce = "pod-security.kubernetes.io/enforce"
@@ -27,10 +28,7 @@ func namespace(level string) *corev1.Namespace {
 
 func (b *bench) namespace() *corev1.Namespace {
 	b.Helper()
-	n, err := b.tracker.Get(resource("namespaces"), "", "zarf")
-	if err != nil {
-		b.Fatal(err)
-	}
+	n := require.Value(b.tracker.Get(resource("namespaces"), "", "zarf"))(b)
 	return n.(*corev1.Namespace)
 }
 

@@ -21,6 +21,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/release/settings"
 	"github.com/zarf-dev/zarf-registry/internal/release/state"
 	"github.com/zarf-dev/zarf-registry/test/golden"
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 // kubernetesService is the API server's Service, which shows the cluster's IP families.
@@ -213,9 +214,7 @@ func findings(t *testing.T, file string, situations map[string]situation) {
 			p := &b.hook.Cluster.Preflight
 			p.KubeletConfig, p.Dial, p.InPod = s.kubelet, s.dial, s.inPod
 			found, err := b.hook.Preflight(t.Context())
-			if err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, err)
 			b.mustNotWrite()
 			var text, blockers strings.Builder
 			for _, f := range found {

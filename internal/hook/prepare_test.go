@@ -21,6 +21,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/release/settings"
 	"github.com/zarf-dev/zarf-registry/internal/release/state"
 	"github.com/zarf-dev/zarf-registry/test/golden"
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 // checkPrepared checks what holds after every successful Prepare.
@@ -28,15 +29,10 @@ func (b *bench) checkPrepared() {
 	b.Helper()
 	ca, err := pki.ParseCA(pki.KeyPair{Certificate: b.secret("zarf-registry-ca").Data["tls.crt"],
 		Key: b.secret("zarf-registry-ca").Data["tls.key"]})
-	if err != nil {
-		b.Fatal(err)
-	}
+	require.NoError(b, err)
 	for _, name := range []string{"server", "node", "push"} {
 		s := b.secret("zarf-registry-" + name + "-tls")
-		cert, err := pki.ParseCertificate(s.Data["tls.crt"])
-		if err != nil {
-			b.Fatal(err)
-		}
+		cert := require.Value(pki.ParseCertificate(s.Data["tls.crt"]))(b)
 		if err := cert.CheckSignatureFrom(ca.Certificate()); err != nil {
 			b.Errorf("%s: %v", s.Name, err)
 		}
@@ -320,10 +316,7 @@ func savedWith(t *testing.T, change func(*state.State)) *corev1.Secret {
 		PKIMode: "internal", DecidedBy: state.SourceValue}
 	s := state.State{Phase: state.PhaseReady, Desired: settings, Current: &settings}
 	change(&s)
-	data, err := state.Encode(s, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	data := require.Value(state.Encode(s, nil))(t)
 	return savedState(string(data))
 }
 

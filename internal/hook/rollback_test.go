@@ -8,6 +8,7 @@ import (
 	kubetesting "k8s.io/client-go/testing"
 
 	"github.com/zarf-dev/zarf-registry/internal/release/state"
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 func TestRollbackGivesUpDaemonSetsWithoutTheirPods(t *testing.T) {
@@ -19,9 +20,7 @@ func TestRollbackGivesUpDaemonSetsWithoutTheirPods(t *testing.T) {
 	b.mode(state.ModeProxy)
 	b.mustPrepare()
 	b.client.ClearActions()
-	if err := b.hook.Rollback(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, b.hook.Rollback(t.Context()))
 	deletions := 0
 	for _, a := range b.client.Actions() {
 		if a, ok := a.(kubetesting.DeleteActionImpl); ok {

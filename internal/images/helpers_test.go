@@ -13,47 +13,32 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/images/output"
 	"github.com/zarf-dev/zarf-registry/internal/images/remote"
 	"github.com/zarf-dev/zarf-registry/internal/images/source"
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 func mustPush(t *testing.T, items []graph.Item, reg *remote.Registry, opts Options) []Result {
 	t.Helper()
-	results, err := Push(t.Context(), items, reg, opts)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return results
+	return require.Value(Push(t.Context(), items, reg, opts))(t)
 }
 
 func mustPull(t *testing.T, items []graph.Item, out Output, opts Options) []Result {
 	t.Helper()
-	results, err := Pull(t.Context(), items, out, opts)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return results
+	return require.Value(Pull(t.Context(), items, out, opts))(t)
 }
 
 // pullToLayout pulls images to the layout in a directory.
 func pullToLayout(t *testing.T, dir string, items []graph.Item, opts Options) []Result {
 	t.Helper()
-	layout, err := output.OpenLayout(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	layout := require.Value(output.OpenLayout(dir))(t)
 	results := mustPull(t, items, layout, opts)
-	if err := layout.Close(); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, layout.Close())
 	return results
 }
 
 // pullToArchive pulls images to an archive. change, unless nil, is called before.
 func pullToArchive(t *testing.T, path string, items []graph.Item, change func(*output.Archive)) []Result {
 	t.Helper()
-	archive, err := output.CreateArchive(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	archive := require.Value(output.CreateArchive(path))(t)
 	if change != nil {
 		change(archive)
 	}
@@ -62,11 +47,7 @@ func pullToArchive(t *testing.T, path string, items []graph.Item, change func(*o
 
 func read(t *testing.T, path string) []byte {
 	t.Helper()
-	content, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return content
+	return require.Value(os.ReadFile(path))(t)
 }
 
 // copied returns a store with the nodes of another one, without some of them.
@@ -83,11 +64,7 @@ func copied(from *graph.Store, nodes []ocispec.Descriptor, without ...digest.Dig
 // mustItems returns the images of a source as [source.Source.Items].
 func mustItems(t *testing.T, src *source.Source, reference string) []graph.Item {
 	t.Helper()
-	items, err := src.Items(reference)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return items
+	return require.Value(src.Items(reference))(t)
 }
 
 // cancelled returns a canceled context.

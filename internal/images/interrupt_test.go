@@ -16,6 +16,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/images/graph"
 	"github.com/zarf-dev/zarf-registry/internal/images/output"
 	"github.com/zarf-dev/zarf-registry/test/imagestest"
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 // slow is a file on a slow disk.
@@ -41,13 +42,9 @@ func TestPullEndsWithTheContextWithinABlob(t *testing.T) {
 			Config: imagestest.AddJSON(t, store, ocispec.MediaTypeImageConfig, ocispec.Image{}),
 			Layers: []ocispec.Descriptor{layer}})}
 	archive, err := output.CreateArchive(filepath.Join(t.TempDir(), "a.tar"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	layout, err := output.OpenLayout(filepath.Join(t.TempDir(), "layout"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	for kind, out := range map[string]interface {
 		Output
 		io.Closer

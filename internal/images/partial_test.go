@@ -26,6 +26,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/oci"
 	"github.com/zarf-dev/zarf-registry/test/imagestest"
 	"github.com/zarf-dev/zarf-registry/test/registrytest"
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 // fiveImages returns five images, of which the third has a blob that it does not share.
@@ -68,10 +69,7 @@ func TestPullOfABadImage(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "a.tar")
 	write := func(path string, refs ...string) ([]Result, error) {
 		t.Helper()
-		archive, err := output.CreateArchive(path)
-		if err != nil {
-			t.Fatal(err)
-		}
+		archive := require.Value(output.CreateArchive(path))(t)
 		results, err := Pull(t.Context(), from.resolve(t, nil, refs...), archive,
 			Options{})
 		return results, errors.Join(err, archive.Close())
@@ -82,18 +80,13 @@ func TestPullOfABadImage(t *testing.T) {
 		t.Errorf("%d results", len(results))
 	}
 	intact := filepath.Join(t.TempDir(), "intact.tar")
-	if _, err := write(intact, others...); err != nil {
-		t.Fatal(err)
-	}
+	require.Value(write(intact, others...))(t)
 	if !bytes.Equal(read(t, path), read(t, intact)) {
 		t.Error("the archive differs from one of the complete images")
 	}
 	dir := t.TempDir()
 	pull := func(opts Options, change func(*source.ResolveOptions)) ([]Result, error) {
-		layout, err := output.OpenLayout(dir)
-		if err != nil {
-			t.Fatal(err)
-		}
+		layout := require.Value(output.OpenLayout(dir))(t)
 		defer layout.Close()
 		return Pull(t.Context(), from.resolve(t, change, refs...), layout, opts)
 	}
@@ -143,10 +136,7 @@ func TestArchiveWithoutACompleteImage(t *testing.T) {
 	refs := from.fill(t, store, list...)
 	damage(from.Registry, bad.Digest)
 	path := imagestest.Temp(t, "a.tar", []byte("was here"))
-	archive, err := output.CreateArchive(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	archive := require.Value(output.CreateArchive(path))(t)
 	if _, err := output.CreateArchive(path); err == nil || !strings.Contains(err.Error(), "in use by another process") {
 		t.Errorf("two write it at once: %v", err)
 	}
@@ -182,9 +172,7 @@ func TestPushOfABadImage(t *testing.T) {
 		"truncated": func() error { return os.WriteFile(path, imagestest.Noise(1, 100), 0o600) },
 		"altered":   func() error { return os.WriteFile(path, imagestest.Noise(1, int(bad.Size)), 0o600) },
 	} {
-		if err := damage(); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, damage())
 		source := imagestest.Open(t, source.Open, dir)
 		results, err := Push(t.Context(), mustItems(t, source, ""), to.NewClient(t, nil), Options{Prefix: name.Prefix(how)})
 		wantErrorAbout(t, errors.Join(err, source.Incomplete()), list[2], bad.Digest)
@@ -196,9 +184,7 @@ func TestPushOfABadImage(t *testing.T) {
 			to.Get(t, strings.Replace(image.Reference, ":", "/manifests/", 1))
 		}
 	}
-	if err := os.WriteFile(path, imagestest.Fetch(t, store, bad), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.WriteFile(path, imagestest.Fetch(t, store, bad), 0o600))
 	if results := mustPush(t, mustItems(t, imagestest.Open(t, source.Open, dir), ""), to.NewClient(t, nil), Options{}); len(results) != 5 {
 		t.Errorf("%d images", len(results))
 	}
@@ -241,9 +227,7 @@ func TestSparseIndex(t *testing.T) {
 	var index ocispec.Index
 	dir := t.TempDir()
 	pullToLayout(t, dir, items, Options{})
-	if err := json.Unmarshal(read(t, filepath.Join(dir, ocispec.ImageIndexFile)), &index); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, json.Unmarshal(read(t, filepath.Join(dir, ocispec.ImageIndexFile)), &index))
 	if len(index.Manifests) != 1 || index.Manifests[0].Digest != image.Descriptor.Digest {
 		t.Errorf("the layout lists %+v", index.Manifests)
 	}
@@ -281,10 +265,7 @@ func TestRepeatedPushListsReferrers(t *testing.T) {
 	to.SetFront(nil)
 	client := to.NewClient(t, nil)
 	mustPush(t, items, client, Options{})
-	repository, err := client.Repository("library/signed")
-	if err != nil {
-		t.Fatal(err)
-	}
+	repository := require.Value(client.Repository("library/signed"))(t)
 	for subject, want := range map[digest.Digest]digest.Digest{
 		image.Descriptor.Digest: signature.Descriptor.Digest, root.Digest: ofManifest.Descriptor.Digest} {
 		var listed []digest.Digest
@@ -312,10 +293,7 @@ func TestTransfersWithoutLocalSpace(t *testing.T) {
 	list, _ := fiveImages(t, store)
 	refs := from.fill(t, store, list...)
 	dir := t.TempDir()
-	cache, err := blobstore.Open(dir, blobstore.Options{Cache: true, MaxSize: 100_000})
-	if err != nil {
-		t.Fatal(err)
-	}
+	cache := require.Value(blobstore.Open(dir, blobstore.Options{Cache: true, MaxSize: 100_000}))(t)
 	defer cache.Close()
 	for name, change := range map[string]func(*source.ResolveOptions){
 		"without a store":    func(o *source.ResolveOptions) { o.Store = nil },
@@ -338,10 +316,7 @@ func TestTransfersWithoutLocalSpace(t *testing.T) {
 		pullBoth(t, items)
 		var sum int64
 		for _, path := range glob(t, filepath.Join(dir, "blobs", "sha256", "*")) {
-			info, err := os.Stat(path)
-			if err != nil {
-				t.Fatal(err)
-			}
+			info := require.Value(os.Stat(path))(t)
 			sum += info.Size()
 		}
 		if sum > 100_000 {
@@ -352,11 +327,7 @@ func TestTransfersWithoutLocalSpace(t *testing.T) {
 
 func glob(t *testing.T, pattern string) []string {
 	t.Helper()
-	names, err := filepath.Glob(pattern)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return names
+	return require.Value(filepath.Glob(pattern))(t)
 }
 
 // An upload that resumes does not read again what has arrived.
@@ -367,22 +338,14 @@ func TestStreamedUploadResumes(t *testing.T) {
 	refs := from.fill(t, store, image)
 	items := from.resolve(t, nil, refs...)
 	desc := imagestest.Nodes(t, store, image.Descriptor)[2]
-	b, err := items[0].Content.Blob(t.Context(), desc, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	opened, err := b.Open()
-	if err != nil {
-		t.Fatal(err)
-	}
+	b := require.Value(items[0].Content.Blob(t.Context(), desc, nil))(t)
+	opened := require.Value(b.Open())(t)
 	defer opened.Close()
 	r := opened.(io.ReadSeeker)
 	want := imagestest.Fetch(t, store, desc)
 	buffer := make([]byte, 1000)
 	for _, at := range []int64{0, 1000, 3 << 20, 500, desc.Size - 1000} {
-		if _, err := r.Seek(at, 0); err != nil {
-			t.Fatal(err)
-		}
+		require.Value(r.Seek(at, 0))(t)
 		if n, err := r.Read(buffer); err != nil || !bytes.Equal(buffer[:n], want[at:at+int64(n)]) {
 			t.Errorf("at %d: %d bytes, %v", at, n, err)
 		}
@@ -401,14 +364,10 @@ func TestBackupOfADamagedRegistry(t *testing.T) {
 	mustPush(t, graph.Items(store, list...), registry, Options{})
 	gone := imagestest.Decode[ocispec.Index](t, store, multi.Descriptor).Manifests[1].Digest
 	blobs := filepath.Join(server.Root, "docker", "registry", "v2", "blobs", "sha256")
-	if err := os.Truncate(filepath.Join(blobs, bad.Digest.Encoded()[:2], bad.Digest.Encoded(), "data"), 1); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.Truncate(filepath.Join(blobs, bad.Digest.Encoded()[:2], bad.Digest.Encoded(), "data"), 1))
 	revision := filepath.Join(server.Root, "docker", "registry", "v2", "repositories", "library", "multi", "_manifests",
 		"revisions", "sha256", gone.Encoded())
-	if err := os.RemoveAll(revision); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.RemoveAll(revision))
 	path := filepath.Join(t.TempDir(), "backup.tar")
 	backup := func() (*source.Source, error) {
 		t.Helper()
@@ -421,9 +380,7 @@ func TestBackupOfADamagedRegistry(t *testing.T) {
 			Store:    openStore(t, t.TempDir()), Sparse: true,
 		})
 		archive, err := output.CreateArchive(path)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		_, err = Pull(t.Context(), items, archive, Options{})
 		return imagestest.Open(t, source.Open, path), errors.Join(failed, err)
 	}
@@ -446,13 +403,8 @@ func TestBackupOfADamagedRegistry(t *testing.T) {
 	}
 	for _, image := range list {
 		repository, tag, err := name.Repository(image.Reference)
-		if err != nil {
-			t.Fatal(err)
-		}
-		in, err := to.Repository(repository)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
+		in := require.Value(to.Repository(repository))(t)
 		if have, err := in.Resolve(t.Context(), tag); err != nil || have.Digest != image.Descriptor.Digest {
 			t.Errorf("%s is %s, want %s (%v)", image.Reference, have.Digest, image.Descriptor.Digest, err)
 		}

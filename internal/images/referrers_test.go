@@ -24,6 +24,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/oci"
 	"github.com/zarf-dev/zarf-registry/test/imagestest"
 	"github.com/zarf-dev/zarf-registry/test/registrytest"
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 // signedImage is an index with images, blobs and referrers of both digest algorithms. It returns what to push, the
@@ -86,11 +87,7 @@ func startRegistry(t *testing.T) *remote.Registry {
 
 func repositoryOf(t *testing.T, registry *remote.Registry) *remote.Repository {
 	t.Helper()
-	repository, err := registry.Repository("team/signed")
-	if err != nil {
-		t.Fatal(err)
-	}
-	return repository
+	return require.Value(registry.Repository("team/signed"))(t)
 }
 
 // sameInRegistries checks that a registry has all content of the images, their referrers, and no other tags.
@@ -112,9 +109,7 @@ func sameInRegistries(t *testing.T, from graph.Content, images []graph.Image, re
 				t.Errorf("%s: %v, content %q, error %v", node.Digest, got, raw, err)
 			}
 			var manifest ocispec.Manifest
-			if err := json.Unmarshal(want, &manifest); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, json.Unmarshal(want, &manifest))
 			if subjects[node.Digest] == nil {
 				subjects[node.Digest] = []string{} // nothing refers to most manifests
 			}
@@ -125,14 +120,12 @@ func sameInRegistries(t *testing.T, from graph.Content, images []graph.Image, re
 	}
 	for subject, want := range subjects {
 		got := []string{}
-		if err := repository.Referrers(t.Context(), subject, func(page []ocispec.Descriptor) error {
+		require.NoError(t, repository.Referrers(t.Context(), subject, func(page []ocispec.Descriptor) error {
 			for _, desc := range page {
 				got = append(got, desc.Digest.String())
 			}
 			return nil
-		}); err != nil {
-			t.Fatal(err)
-		}
+		}))
 		slices.Sort(got)
 		slices.Sort(want)
 		if diff := cmp.Diff(want, got); diff != "" {
@@ -160,11 +153,7 @@ func resolveSigned(t *testing.T, registry *remote.Registry, change func(*source.
 	if change != nil {
 		change(&opts)
 	}
-	items, err := source.Resolve(t.Context(), []string{registry.Host() + "/team/signed:1"}, opts)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return items
+	return require.Value(source.Resolve(t.Context(), []string{registry.Host() + "/team/signed:1"}, opts))(t)
 }
 
 // TestBothDigestAlgorithms copies an image between registries of the project, directly and by layout and archive.
@@ -221,10 +210,7 @@ func TestReferrersOfSelectedPlatforms(t *testing.T) {
 	for platform, warns := range map[string]bool{"linux/arm64": true, "linux/amd64,linux/arm64": false, "all": false} {
 		t.Run(platform, func(t *testing.T) {
 			var log bytes.Buffer
-			selected, err := graph.ParsePlatforms(platform)
-			if err != nil {
-				t.Fatal(err)
-			}
+			selected := require.Value(graph.ParsePlatforms(platform))(t)
 			items := resolveSigned(t, from, func(o *source.ResolveOptions) {
 				o.Platforms, o.Log = selected, slog.New(slog.NewTextHandler(&log, nil))
 			})
@@ -269,9 +255,7 @@ func TestReferrersInALayoutOfRegctl(t *testing.T) {
 	indexes := map[digest.Digest]*ocispec.Index{}
 	for _, image := range list {
 		var manifest ocispec.Manifest
-		if err := json.Unmarshal(imagestest.Fetch(t, store, image.Descriptor), &manifest); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, json.Unmarshal(imagestest.Fetch(t, store, image.Descriptor), &manifest))
 		if manifest.Subject == nil {
 			continue
 		}

@@ -18,6 +18,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/images/output"
 	"github.com/zarf-dev/zarf-registry/internal/images/source"
 	"github.com/zarf-dev/zarf-registry/test/imagestest"
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 // limitedDir returns a directory in a file system of its own.
@@ -47,10 +48,7 @@ func largeImage(t *testing.T, store *graph.Store, size int64) graph.Image {
 			return io.NopCloser(io.LimitReader(&repeated{imagestest.Noise(uint64(i), 1<<20+i), 0}, size)), nil
 		}}
 		rc, _ := layer.Open()
-		d, err := digest.FromReader(rc)
-		if err != nil {
-			t.Fatal(err)
-		}
+		d := require.Value(digest.FromReader(rc))(t)
 		store.Put(d, layer)
 		manifest.Layers = append(manifest.Layers, ocispec.Descriptor{MediaType: ocispec.MediaTypeImageLayer, Digest: d,
 			Size: size})
@@ -78,9 +76,7 @@ func TestTransfersLargerThanTheStoresDisk(t *testing.T) {
 	const size = 300 << 20
 	local := limitedDir(t, "200m")
 	cache, err := blobstore.Open(filepath.Join(local, "store"), blobstore.Options{Cache: true, MaxSize: 20e9})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defer cache.Close()
 	from, to := newOrigin(t), imagestest.NewRegistry(t)
 	store := &graph.Store{}
@@ -92,9 +88,7 @@ func TestTransfersLargerThanTheStoresDisk(t *testing.T) {
 
 	disk := limitedDir(t, fmt.Sprint(3*size+1<<20))
 	archive, err := output.CreateArchive(filepath.Join(disk, "large.tar"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	mustPull(t, items, archive, Options{})
 	source := imagestest.Open(t, source.Open, filepath.Join(disk, "large.tar"))
 	for _, node := range imagestest.Nodes(t, source, source.Images()[0].Descriptor) {
@@ -109,9 +103,7 @@ func TestTransfersLargerThanTheStoresDisk(t *testing.T) {
 	// There is no room for another: it says so before anything is transferred.
 	from.Requests()
 	again, err := output.CreateArchive(filepath.Join(disk, "again.tar"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	_, err = Pull(t.Context(), items, again, Options{})
 	if !blobstore.IsDiskFull(err) || from.Count("GET /v2/library/large/blobs/") > 0 {
 		t.Errorf("error: %v", err)

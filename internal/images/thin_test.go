@@ -12,6 +12,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/images/source"
 	"github.com/zarf-dev/zarf-registry/internal/oci"
 	"github.com/zarf-dev/zarf-registry/test/imagestest"
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 // thin writes an archive of an image that leaves out what omit selects.
@@ -51,10 +52,7 @@ func TestThinArchives(t *testing.T) {
 	if r := results[0]; r.BlobsSent != 6 || r.BlobsMounted != 5 {
 		t.Errorf("result %+v", r)
 	}
-	repository, err := registry.Repository("other/app")
-	if err != nil {
-		t.Fatal(err)
-	}
+	repository := require.Value(registry.Repository("other/app"))(t)
 	for _, node := range imagestest.Nodes(t, store, next.Descriptor) {
 		if ok, err := repository.Exists(t.Context(), node); !ok || err != nil {
 			t.Errorf("%s: exists %t, error %v", node.Digest, ok, err)
@@ -103,10 +101,7 @@ func TestPushNamesWhatAThinArchiveLacks(t *testing.T) {
 		!strings.Contains(err.Error(), "does not have 3 blobs (125.") || len(results) != 1 {
 		t.Fatalf("error %v; results %+v", err, results)
 	}
-	repository, err := registry.Repository("team/lacking")
-	if err != nil {
-		t.Fatal(err)
-	}
+	repository := require.Value(registry.Repository("team/lacking"))(t)
 	if _, err := repository.Resolve(t.Context(), "1"); err == nil {
 		t.Error("an incomplete image was pushed")
 	}

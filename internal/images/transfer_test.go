@@ -32,6 +32,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/images/source"
 	"github.com/zarf-dev/zarf-registry/internal/oci"
 	"github.com/zarf-dev/zarf-registry/test/imagestest"
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 // origin is a registry to pull from, with the options for pulling.
@@ -59,10 +60,7 @@ func newOrigin(t *testing.T) *origin {
 
 func openStore(t *testing.T, dir string) *blobstore.Store {
 	t.Helper()
-	store, err := blobstore.Open(dir, blobstore.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	store := require.Value(blobstore.Open(dir, blobstore.Options{}))(t)
 	t.Cleanup(func() {
 		if err := store.Close(); err != nil {
 			t.Error(err)
@@ -78,9 +76,7 @@ func (o *origin) fill(t *testing.T, from graph.Content, list ...graph.Image) []s
 	var refs []string
 	for _, image := range list {
 		repository, tag, err := name.Repository(image.Reference)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		refs = append(refs, name.Join(o.Host()+"/"+repository, tag))
 	}
 	o.Requests()
@@ -93,11 +89,7 @@ func (o *origin) resolve(t *testing.T, change func(*source.ResolveOptions), refs
 	if change != nil {
 		change(&opts)
 	}
-	items, err := source.Resolve(t.Context(), refs, opts)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return items
+	return require.Value(source.Resolve(t.Context(), refs, opts))(t)
 }
 
 // pullBoth pulls to a layout and to an archive and opens both.
@@ -137,10 +129,7 @@ func artifact(t testing.TB, store *graph.Store, reference, mediaType, configType
 		manifest.Layers = append(manifest.Layers, add(layerType, layer))
 	}
 	// Formatted unlike our own manifests, because it must be copied byte for byte.
-	raw, err := json.MarshalIndent(manifest, "", "   ")
-	if err != nil {
-		t.Fatal(err)
-	}
+	raw := require.Value(json.MarshalIndent(manifest, "", "   "))(t)
 	return graph.Image{Reference: reference, Descriptor: add(mediaType, raw)}
 }
 
@@ -215,9 +204,7 @@ func sameInBoth(t *testing.T, from, to imagestest.Registry, store *blobstore.Sto
 	t.Helper()
 	for _, item := range items {
 		repository, tag, err := name.Repository(item.Reference)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		paths := []string{repository + "/manifests/" + tag}
 		for _, node := range imagestest.Nodes(t, item.Content, item.Descriptor) {
 			kind := "/blobs/"
@@ -295,10 +282,7 @@ func TestResolve(t *testing.T) {
 	arm := index.Manifests[1]
 
 	platforms := func(text string) func(*source.ResolveOptions) {
-		p, err := graph.ParsePlatforms(text)
-		if err != nil {
-			t.Fatal(err)
-		}
+		p := require.Value(graph.ParsePlatforms(text))(t)
 		return func(o *source.ResolveOptions) { o.Platforms = p }
 	}
 	t.Run("one platform of a tag is that manifest", func(t *testing.T) {
@@ -475,9 +459,7 @@ func TestPullTwice(t *testing.T) {
 	nodes := imagestest.Nodes(t, store, one.Descriptor)
 	large := nodes[slices.IndexFunc(nodes, func(d ocispec.Descriptor) bool { return d.Size == 50_000 })]
 	path := filepath.Join(cache, oci.BlobPath(large.Digest))
-	if err := os.Chmod(path, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.Chmod(path, 0o600))
 	if err := os.WriteFile(path, imagestest.Noise(77, 50_000), 0o600); err != nil { // also that of the layout, which is a hard link
 		t.Fatal(err)
 	}
@@ -507,9 +489,7 @@ func TestFailedPullLeavesNoUsableLayout(t *testing.T) {
 	})
 	dir := filepath.Join(t.TempDir(), "layout")
 	layout, err := output.OpenLayout(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defer layout.Close()
 	_, err = Pull(t.Context(), items, layout, Options{})
 	if err == nil || !strings.Contains(err.Error(), "pulling image "+refs[0]+": ") ||
@@ -547,21 +527,14 @@ func TestBlobOf2GiB(t *testing.T) {
 	}
 	const size = 2 << 30
 	path := filepath.Join(t.TempDir(), "blob")
-	f, err := os.Create(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	f := require.Value(os.Create(path))(t)
 	hash := digest.SHA256.Digester()
 	chunk := imagestest.Noise(5, 4<<20)
 	for i := range size / len(chunk) {
 		copy(chunk, fmt.Sprintf("%020d", i))
-		if _, err := io.MultiWriter(f, hash.Hash()).Write(chunk); err != nil {
-			t.Fatal(err)
-		}
+		require.Value(io.MultiWriter(f, hash.Hash()).Write(chunk))(t)
 	}
-	if err := f.Close(); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, f.Close())
 	store := &graph.Store{}
 	large := ocispec.Descriptor{MediaType: ocispec.MediaTypeImageLayer, Digest: hash.Digest(), Size: size}
 	store.Put(large.Digest, blob.Blob{Size: size, Open: func() (io.ReadCloser, error) { return os.Open(path) }})
@@ -572,9 +545,7 @@ func TestBlobOf2GiB(t *testing.T) {
 	})
 	from := newOrigin(t)
 	refs := from.fill(t, store, graph.Image{Reference: "large:1", Descriptor: manifest})
-	if err := os.Remove(path); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.Remove(path))
 	dir := filepath.Join(t.TempDir(), "layout")
 	items := from.resolve(t, func(o *source.ResolveOptions) { o.Store = nil }, refs...)
 	pullToLayout(t, dir, items, Options{})
@@ -582,10 +553,7 @@ func TestBlobOf2GiB(t *testing.T) {
 	to := newOrigin(t)
 	results := mustPush(t, again, to.NewClient(t, nil), Options{})
 	t.Logf("%+v", results[0])
-	response, err := to.Client().Get(to.URL + "/v2/library/large/blobs/" + large.Digest.String())
-	if err != nil {
-		t.Fatal(err)
-	}
+	response := require.Value(to.Client().Get(to.URL + "/v2/library/large/blobs/" + large.Digest.String()))(t)
 	defer response.Body.Close()
 	arrived := digest.SHA256.Digester()
 	if n, err := io.Copy(arrived.Hash(), response.Body); err != nil || n != size || arrived.Digest() != large.Digest {
@@ -616,9 +584,7 @@ func TestPullLeavesTheTagsOfOtherTools(t *testing.T) {
 	pullToLayout(t, dir, o.resolve(t, nil, refs...), Options{})
 	raw := read(t, filepath.Join(dir, ocispec.ImageIndexFile))
 	var index ocispec.Index
-	if err := json.Unmarshal(raw, &index); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, json.Unmarshal(raw, &index))
 	if len(index.Manifests) != 2 || index.Manifests[0].Annotations[ocispec.AnnotationRefName] != "v1" {
 		t.Errorf("the layout lists %s", raw)
 	}

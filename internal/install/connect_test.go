@@ -9,6 +9,8 @@ import (
 
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/rest"
+
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 // A round of discovery takes megabytes in a cluster with many CRDs.
@@ -28,18 +30,10 @@ func TestHelmAsksOnceWhatTheAPIServerServes(t *testing.T) {
 		_, _ = w.Write([]byte(body))
 	}))
 	t.Cleanup(server.Close)
-	helm, err := Connect(&rest.Config{Host: server.URL}, "zarf", slog.New(slog.DiscardHandler))
-	if err != nil {
-		t.Fatal(err)
-	}
+	helm := require.Value(Connect(&rest.Config{Host: server.URL}, "zarf", slog.New(slog.DiscardHandler)))(t)
 	for range 3 {
-		mapper, err := helm.RESTClientGetter.ToRESTMapper()
-		if err != nil {
-			t.Fatal(err)
-		}
-		if _, err := mapper.RESTMapping(schema.GroupKind{Kind: "Pod"}, "v1"); err != nil {
-			t.Fatal(err)
-		}
+		mapper := require.Value(helm.RESTClientGetter.ToRESTMapper())(t)
+		require.Value(mapper.RESTMapping(schema.GroupKind{Kind: "Pod"}, "v1"))(t)
 	}
 	if n := groups.Load(); n != 1 {
 		t.Errorf("the API server was asked %d times", n)

@@ -46,6 +46,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/release/names"
 	"github.com/zarf-dev/zarf-registry/internal/release/settings"
 	"github.com/zarf-dev/zarf-registry/internal/release/state"
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 // jobs is a chart as far as this package looks at it. The port of the Jobs tells
@@ -185,11 +186,7 @@ func namespace() *corev1.Namespace {
 
 func (b *bench) mustRun() *install.Result {
 	b.Helper()
-	result, err := b.Installer.Run(b.Context())
-	if err != nil {
-		b.Fatal(err)
-	}
-	return result
+	return require.Value(b.Installer.Run(b.Context()))(b.T)
 }
 
 // history is each revision's status, oldest first.
@@ -212,11 +209,7 @@ func (b *bench) history() []string {
 
 func (b *bench) last() *release.Release {
 	b.Helper()
-	rel, err := b.Helm.Releases.Last("zarf-registry")
-	if err != nil {
-		b.Fatal(err)
-	}
-	return rel
+	return require.Value(b.Helm.Releases.Last("zarf-registry"))(b.T)
 }
 
 func (b *bench) wantHistory(want ...string) {
@@ -430,9 +423,7 @@ func TestPlanChangesNothing(t *testing.T) {
 	b.findings = []preflight.Finding{{Check: "port", Severity: preflight.Blocker}}
 	b.template("secret.yaml", "apiVersion: v1\nkind: Secret\nmetadata: {name: a}\nstringData: {password: a}\n")
 	plan, err := b.Plan(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	if plan.Upgrade || plan.Settings.Mode != state.ModeNodePort || !strings.Contains(plan.Manifest, "kind: ConfigMap") ||
 		strings.Contains(plan.Manifest, "kind: Secret") {
 		t.Errorf("plan is %+v", plan)
@@ -463,9 +454,7 @@ func (b *bench) set(status release.Status) {
 	b.Helper()
 	rel := b.last()
 	rel.SetStatus(status, "as the test wants it")
-	if err := b.Helm.Releases.Update(rel); err != nil {
-		b.Fatal(err)
-	}
+	require.NoError(b.T, b.Helm.Releases.Update(rel))
 }
 
 func TestWhatAKilledRunLeftIsRecovered(t *testing.T) {
@@ -497,10 +486,8 @@ func TestWhatAKilledRunLeftIsRecovered(t *testing.T) {
 		b.set(release.StatusPendingUpgrade)
 		b.Now = func() time.Time { return time.Now().Add(b.Options.Timeout) }
 		created := metav1.Now()
-		if err := b.client.Tracker().Add(&corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "zarf",
-			Name: "sh.helm.release.v1.zarf-registry.v1", CreationTimestamp: created}}); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, b.client.Tracker().Add(&corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "zarf",
+			Name: "sh.helm.release.v1.zarf-registry.v1", CreationTimestamp: created}}))
 		age := b.Options.Timeout - time.Second
 		b.client.PrependReactor("create", "secrets", func(action kubetesting.Action) (bool, runtime.Object, error) {
 			create := action.(kubetesting.CreateActionImpl)
@@ -521,9 +508,7 @@ func TestWhatAKilledRunLeftIsRecovered(t *testing.T) {
 		hanging := *b.last()
 		hanging.Version, hanging.Config = 2, map[string]any{"mode": "external"}
 		hanging.Info = &release.Info{Status: release.StatusPendingUpgrade}
-		if err := b.Helm.Releases.Create(&hanging); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, b.Helm.Releases.Create(&hanging))
 		b.Options.Values = map[string]any{}
 		result := b.mustRun()
 		if result.Revision != 3 || result.Settings.Mode != state.ModeProxy {
@@ -538,9 +523,7 @@ func TestALiveOperationOfHelmIsLeftAlone(t *testing.T) {
 		other := *b.last()
 		other.Version++
 		other.Info = &release.Info{Status: release.StatusPendingUpgrade, LastDeployed: helmtime.Now()}
-		if err := b.Helm.Releases.Create(&other); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, b.Helm.Releases.Create(&other))
 	}
 	for name, begin := range map[string]func(*bench){
 		"that began before": live,
@@ -559,9 +542,7 @@ func TestALiveOperationOfHelmIsLeftAlone(t *testing.T) {
 			b.mustRun()
 			begin(b)
 			job := &batchv1.Job{ObjectMeta: metav1.ObjectMeta{Name: "zarf-registry-prepare"}}
-			if _, err := b.client.BatchV1().Jobs("zarf").Create(t.Context(), job, metav1.CreateOptions{}); err != nil {
-				t.Fatal(err)
-			}
+			require.Value(b.client.BatchV1().Jobs("zarf").Create(t.Context(), job, metav1.CreateOptions{}))(t)
 			b.events = nil
 			_, err := b.Installer.Run(t.Context())
 			if err == nil || !strings.Contains(err.Error(), "run this again") {
@@ -742,10 +723,7 @@ func TestAChartWithoutTheSecretOfNodesIsAnErrorThatQuotesNone(t *testing.T) {
 
 func TestObjectsMayHaveAnotherNamespaceThanTheRelease(t *testing.T) {
 	there := func(b *bench) (names []string) {
-		list, err := b.client.CoreV1().Namespaces().List(b.Context(), metav1.ListOptions{})
-		if err != nil {
-			b.Fatal(err)
-		}
+		list := require.Value(b.client.CoreV1().Namespaces().List(b.Context(), metav1.ListOptions{}))(b.T)
 		for _, n := range list.Items {
 			names = append(names, n.Name)
 		}
@@ -856,14 +834,8 @@ func TestAnInterruptedRunSaysThatItCanBeRunAgain(t *testing.T) {
 }
 
 func TestTheCarriedChartIsTheOneInTheTree(t *testing.T) {
-	carried, err := install.LoadChart("")
-	if err != nil {
-		t.Fatal(err)
-	}
-	tree, err := install.LoadChart("../../charts/zarf-registry")
-	if err != nil {
-		t.Fatal(err)
-	}
+	carried := require.Value(install.LoadChart(""))(t)
+	tree := require.Value(install.LoadChart("../../charts/zarf-registry"))(t)
 	if carried.Name() != names.Chart || len(carried.Templates) == 0 || carried.Schema == nil {
 		t.Errorf("it is %s with %d templates", carried.Name(), len(carried.Templates))
 	}
@@ -1018,9 +990,7 @@ func TestObjectsThatTheAPIServerRejectsAreBlockers(t *testing.T) {
 				return s, err
 			}
 			plan, err := b.Plan(t.Context())
-			if err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, err)
 			want := []preflight.Finding{{Check: "admission", Severity: c.want, Object: "Service zarf/exposed",
 				Cause: "the API server rejects it: " + taken, Remedy: "correct the values under expose that this is about"}}
 			if c.want == "" {

@@ -15,6 +15,7 @@ import (
 
 	"github.com/zarf-dev/zarf-registry/internal/exitcode"
 	"github.com/zarf-dev/zarf-registry/internal/install"
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 const cleanupJob = `
@@ -111,10 +112,8 @@ func TestUninstallCreatesThePodsThatRestoreFiles(t *testing.T) {
 	b.mustRun()
 	var events []string
 	b.Helm.KubeClient = noting{&kubefake.PrintingKubeClient{Out: io.Discard}, &events}
-	if _, err := install.Uninstall(t.Context(), b.Helm, "zarf-registry", time.Minute,
-		func(context.Context, []string) error { events = append(events, "cleanup"); return nil }); err != nil {
-		t.Fatal(err)
-	}
+	require.Value(install.Uninstall(t.Context(), b.Helm, "zarf-registry", time.Minute,
+		func(context.Context, []string) error { events = append(events, "cleanup"); return nil }))(t)
 	if want := []string{"delete", "wait", "create", "cleanup"}; !slices.Equal(events, want) {
 		t.Errorf("events %q, want %q", events, want)
 	}
@@ -149,14 +148,8 @@ kind: DaemonSet # uninstall deletes proxies, which Helm keeps
 metadata: {name: proxy, namespace: zarf, annotations: {helm.sh/resource-policy: keep}}
 `)
 	b.mustRun()
-	rel, err := install.Installed(b.Helm, "zarf-registry")
-	if err != nil {
-		t.Fatal(err)
-	}
-	objects, err := install.Objects(rel)
-	if err != nil {
-		t.Fatal(err)
-	}
+	rel := require.Value(install.Installed(b.Helm, "zarf-registry"))(t)
+	objects := require.Value(install.Objects(rel))(t)
 	var got []string
 	for _, o := range objects {
 		got = append(got, fmt.Sprintf("%s kept=%t", o, o.Kept))
@@ -178,9 +171,7 @@ func TestUninstallLeavesOtherChartsAlone(t *testing.T) {
 	b.mustRun()
 	last := b.last()
 	last.Chart.Metadata.Name = "nginx"
-	if err := b.Helm.Releases.Update(last); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, b.Helm.Releases.Update(last))
 	_, err := install.Uninstall(t.Context(), b.Helm, "zarf-registry", time.Minute,
 		func(context.Context, []string) error { t.Error("it cleaned up"); return nil })
 	if !exitcode.IsRefusal(err) {

@@ -8,6 +8,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/zarf-dev/zarf-registry/internal/logging"
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 func TestFlags(t *testing.T) {
@@ -25,9 +26,7 @@ func TestFlags(t *testing.T) {
 			var o logging.Options
 			flags := pflag.NewFlagSet("test", pflag.ContinueOnError)
 			o.Register(flags)
-			if err := flags.Parse(c.args); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, flags.Parse(c.args))
 			var out bytes.Buffer
 			log, err := o.New(&out)
 			if c.fail != "" {
@@ -36,9 +35,7 @@ func TestFlags(t *testing.T) {
 				}
 				return
 			}
-			if err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, err)
 			log.Debug("quiet")
 			log.Info("loud")
 			if got := out.String(); !strings.HasPrefix(got, c.begins) || strings.Contains(got, c.dismissed) {

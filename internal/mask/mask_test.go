@@ -8,6 +8,7 @@ import (
 	"gopkg.in/yaml.v2"
 
 	"github.com/zarf-dev/zarf-registry/internal/mask"
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 func TestDocument(t *testing.T) {
@@ -42,15 +43,11 @@ func TestDocument(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			var document any
-			if err := yaml.Unmarshal([]byte(c.document), &document); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, yaml.Unmarshal([]byte(c.document), &document))
 			var encoded strings.Builder
 			encoder := json.NewEncoder(&encoded)
 			encoder.SetEscapeHTML(false)
-			if err := encoder.Encode(mask.Document(document)); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, encoder.Encode(mask.Document(document)))
 			if got := strings.TrimSpace(encoded.String()); got != c.want {
 				t.Errorf("masked:\n%s\nwant:\n%s", got, c.want)
 			}

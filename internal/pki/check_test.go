@@ -24,6 +24,7 @@ import (
 
 	"github.com/zarf-dev/zarf-registry/internal/pki"
 	"github.com/zarf-dev/zarf-registry/test/golden"
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 const week = 7 * 24 * time.Hour
@@ -55,15 +56,8 @@ func sign(t testing.TB, by *ca, name string, public crypto.Signer, changes ...te
 	if by != nil {
 		parent, signer = by.cert, by.key
 	}
-	der, err := x509.CreateCertificate(rand.Reader, c, parent, public.Public(), signer)
-	if err != nil {
-		t.Fatal(err)
-	}
-	cert, err := x509.ParseCertificate(der)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return cert
+	der := require.Value(x509.CreateCertificate(rand.Reader, c, parent, public.Public(), signer))(t)
+	return require.Value(x509.ParseCertificate(der))(t)
 }
 
 func asCA(c *x509.Certificate) {
@@ -82,29 +76,18 @@ func newCA(t testing.TB, by *ca, name string, changes ...template) *ca {
 
 func ecKey(t testing.TB, curve elliptic.Curve) *ecdsa.PrivateKey {
 	t.Helper()
-	key, err := ecdsa.GenerateKey(curve, rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return key
+	return require.Value(ecdsa.GenerateKey(curve, rand.Reader))(t)
 }
 
 func rsaKey(t testing.TB, bits int) *rsa.PrivateKey {
 	t.Helper()
-	key, err := rsa.GenerateKey(rand.Reader, bits)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return key
+	return require.Value(rsa.GenerateKey(rand.Reader, bits))(t)
 }
 
 // parseFirst is the leaf alone.
 func parseFirst(t testing.TB, pair pki.KeyPair) *x509.Certificate {
 	t.Helper()
-	chain, err := pki.ParseChain(pair.Certificate)
-	if err != nil {
-		t.Fatal(err)
-	}
+	chain := require.Value(pki.ParseChain(pair.Certificate))(t)
 	return chain[0]
 }
 
@@ -114,19 +97,13 @@ func block(kind string, der []byte) []byte {
 
 func pkcs8(t testing.TB, key crypto.Signer) pki.PrivateKey {
 	t.Helper()
-	der, err := x509.MarshalPKCS8PrivateKey(key)
-	if err != nil {
-		t.Fatal(err)
-	}
+	der := require.Value(x509.MarshalPKCS8PrivateKey(key))(t)
 	return block("PRIVATE KEY", der)
 }
 
 func sec1(t testing.TB, key *ecdsa.PrivateKey) pki.PrivateKey {
 	t.Helper()
-	der, err := x509.MarshalECPrivateKey(key)
-	if err != nil {
-		t.Fatal(err)
-	}
+	der := require.Value(x509.MarshalECPrivateKey(key))(t)
 	return block("EC PRIVATE KEY", der)
 }
 
@@ -173,15 +150,10 @@ func TestCheck(t *testing.T) {
 	names := func(names ...string) template {
 		return func(c *x509.Certificate) { c.DNSNames, c.IPAddresses = names, nil }
 	}
-	uri, err := url.Parse(server)
-	if err != nil {
-		t.Fatal(err)
-	}
+	uri := require.Value(url.Parse(server))(t)
 	rsa2048, rsa1024 := rsaKey(t, 2048), rsaKey(t, 1024)
 	_, edKey, err := ed25519.GenerateKey(rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	p224 := ecKey(t, elliptic.P224())
 	good := leaf(root)
 	parameters := block("EC PARAMETERS", []byte{0x06, 0x08, 0x2a, 0x86, 0x48, 0xce, 0x3d, 0x03, 0x01, 0x07})
@@ -355,11 +327,7 @@ func TestCheck(t *testing.T) {
 
 func TestRoles(t *testing.T) {
 	uri := func(s string) *url.URL {
-		u, err := url.Parse(s)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return u
+		return require.Value(url.Parse(s))(t)
 	}
 	key := ecKey(t, elliptic.P256())
 	for name, c := range map[string]struct {

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/zarf-dev/zarf-registry/internal/pki"
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 var now = time.Date(2026, 11, 20, 12, 0, 0, 0, time.UTC)
@@ -38,29 +39,17 @@ func nodeLeaf() pki.Leaf {
 
 func authority(t *testing.T, at time.Time, lifetime time.Duration) *pki.CA {
 	t.Helper()
-	a, err := pki.NewCA("test authority", at, lifetime)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return a
+	return require.Value(pki.NewCA("test authority", at, lifetime))(t)
 }
 
 func issue(t *testing.T, a *pki.CA, leaf pki.Leaf, at time.Time) pki.KeyPair {
 	t.Helper()
-	pair, err := a.Issue(leaf, at)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return pair
+	return require.Value(a.Issue(leaf, at))(t)
 }
 
 func parse(t *testing.T, pair pki.KeyPair) *x509.Certificate {
 	t.Helper()
-	cert, err := pki.ParseCertificate(pair.Certificate)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return cert
+	return require.Value(pki.ParseCertificate(pair.Certificate))(t)
 }
 
 // Assertions are on the re-parsed PEM: what was signed, not what was asked for.
@@ -95,10 +84,7 @@ func TestIssuedCertificatesSayWhatWasAskedFor(t *testing.T) {
 func TestAuthoritiesOfOneNameCanBeToldApart(t *testing.T) {
 	// Both are read back from PEM, as a rotation reads them.
 	read := func() *x509.Certificate {
-		a, err := pki.ParseCA(authority(t, now, 0).KeyPair())
-		if err != nil {
-			t.Fatal(err)
-		}
+		a := require.Value(pki.ParseCA(authority(t, now, 0).KeyPair()))(t)
 		return a.Certificate()
 	}
 	one, other := read(), read()
@@ -201,18 +187,13 @@ func TestMutualHandshake(t *testing.T) {
 func handshake(t *testing.T, roots *x509.CertPool, server, client pki.KeyPair, name string, at time.Time) error {
 	t.Helper()
 	load := func(p pki.KeyPair) []tls.Certificate {
-		c, err := tls.X509KeyPair(p.Certificate, p.Key)
-		if err != nil {
-			t.Fatal(err)
-		}
+		c := require.Value(tls.X509KeyPair(p.Certificate, p.Key))(t)
 		return []tls.Certificate{c}
 	}
 	clock := func() time.Time { return at }
 	listener, err := tls.Listen("tcp", "127.0.0.1:0",
 		&tls.Config{Certificates: load(server), ClientCAs: roots, ClientAuth: tls.RequireAndVerifyClientCert, Time: clock})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defer listener.Close()
 	served := make(chan error, 1)
 	go func() {

@@ -19,14 +19,13 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/release/names"
 	"github.com/zarf-dev/zarf-registry/internal/release/settings"
 	"github.com/zarf-dev/zarf-registry/internal/release/state"
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 func TestTheStateKeepsWhatOthersWriteMeanwhile(t *testing.T) {
 	data, err := state.Encode(state.State{Version: state.Version, Phase: state.PhasePrepared, Desired: state.Settings{
 		Mode: state.ModeExternal, Address: "registry.example.com", IPFamily: state.IPv4, DecidedBy: state.SourceValue}}, []byte(`{"later":1}`))
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	secret := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "r" + names.SuffixState, Namespace: "zarf",
 		Labels: names.Labels("r", names.ComponentState)}, Data: map[string][]byte{state.Key: data}}
 	client := fake.NewClientset(secret)
@@ -49,9 +48,7 @@ func TestTheStateKeepsWhatOthersWriteMeanwhile(t *testing.T) {
 		s.RenewalFailed = "no"
 		return true
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	got, err := r.Secrets.Get(context.Background(), secret.Name, metav1.GetOptions{})
 	if err != nil || len(got.Data) != 1 {
 		t.Fatalf("%v, %v", got, err)

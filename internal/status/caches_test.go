@@ -15,6 +15,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/api/reloadstatus"
 	"github.com/zarf-dev/zarf-registry/internal/pki"
 	"github.com/zarf-dev/zarf-registry/internal/release/state"
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 // withCaches makes the state have caches, without their pods.
@@ -22,10 +23,7 @@ func (c cluster) withCaches(t *testing.T) cluster {
 	t.Helper()
 	c.changeState(t, func(s *state.State) { s.PKI.Cache = true })
 	held := c["Secret zarf-registry-ca"].(*corev1.Secret).Data
-	ca, err := pki.ParseCA(pki.KeyPair{Certificate: held["tls.crt"], Key: held["tls.key"]})
-	if err != nil {
-		t.Fatal(err)
-	}
+	ca := require.Value(pki.ParseCA(pki.KeyPair{Certificate: held["tls.crt"], Key: held["tls.key"]}))(t)
 	c.certificate(t, "cache-tls", ca, now, 0)
 	return c
 }

@@ -22,6 +22,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/release/state"
 	"github.com/zarf-dev/zarf-registry/internal/status"
 	"github.com/zarf-dev/zarf-registry/test/golden"
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 // answers are what the pods say, by name.
@@ -55,14 +56,8 @@ func (c cluster) running(t *testing.T) answers {
 func (c cluster) report(t *testing.T, suffix string) *reloadstatus.Report {
 	t.Helper()
 	data := c.data(suffix)
-	chain, err := pki.ParseChain(data["tls.crt"])
-	if err != nil {
-		t.Fatal(err)
-	}
-	bundle, err := pki.ParseBundle(data["ca.crt"])
-	if err != nil {
-		t.Fatal(err)
-	}
+	chain := require.Value(pki.ParseChain(data["tls.crt"]))(t)
+	bundle := require.Value(pki.ParseBundle(data["ca.crt"]))(t)
 	r := &reloadstatus.Report{Certificates: reloadstatus.Certificates{Generation: 1, LoadedAt: now,
 		Leaf: reloadstatus.Certificate{SHA256: pki.Fingerprint(chain[0])}}}
 	for _, f := range bundle.Fingerprints() {
@@ -81,11 +76,7 @@ func (c cluster) certificates(t *testing.T, a answers, deny ...string) *status.C
 		}
 		return answer()
 	}
-	r, err := status.CollectCertificates(t.Context(), o)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return r
+	return require.Value(status.CollectCertificates(t.Context(), o))(t)
 }
 
 // podOf is what was found of a pod.
@@ -141,15 +132,10 @@ func TestTheCertificateOfZarfsClients(t *testing.T) {
 	c := healthy(t, state.ModeProxy).changeState(t, func(s *state.State) { s.PKI.Zarf = true })
 	issue := func(from *corev1.Secret, role string) {
 		t.Helper()
-		ca, err := pki.ParseCA(pki.KeyPair{Certificate: from.Data["tls.crt"], Key: from.Data["tls.key"]})
-		if err != nil {
-			t.Fatal(err)
-		}
+		ca := require.Value(pki.ParseCA(pki.KeyPair{Certificate: from.Data["tls.crt"], Key: from.Data["tls.key"]}))(t)
 		pair, err := ca.Issue(pki.Leaf{CommonName: "client", Organization: role,
 			Usages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}}, now)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		s := secret("client", map[string][]byte{"tls.crt": pair.Certificate, "tls.key": pair.Key,
 			"ca.crt": from.Data["tls.crt"]})
 		s.Name = names.ZarfClientTLS

@@ -32,6 +32,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/status"
 	"github.com/zarf-dev/zarf-registry/internal/status/show"
 	"github.com/zarf-dev/zarf-registry/test/golden"
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 var now = time.Date(2026, 11, 21, 12, 0, 0, 0, time.UTC)
@@ -157,9 +158,7 @@ func (c cluster) changeState(t *testing.T, change func(*state.State)) cluster {
 	t.Helper()
 	saved := c["Secret zarf-registry-state"].(*corev1.Secret)
 	s, err := state.Decode(saved.Data[state.Key])
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	change(&s)
 	if saved.Data[state.Key], err = state.Encode(s, nil); err != nil {
 		t.Fatal(err)
@@ -178,10 +177,7 @@ func (c cluster) state(t *testing.T, phase state.Phase, desired, current state.M
 		present := settings(current)
 		s.Current = &present
 	}
-	encoded, err := state.Encode(s, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	encoded := require.Value(state.Encode(s, nil))(t)
 	return c.add(secret("state", map[string][]byte{state.Key: encoded}))
 }
 
@@ -244,20 +240,13 @@ func leafOf(t *testing.T, suffix string, authority *pki.CA, from time.Time, life
 			Usages: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth}},
 	}[suffix]
 	leaf.CommonName, leaf.Lifetime = suffix, lifetime
-	pair, err := authority.Issue(leaf, from)
-	if err != nil {
-		t.Fatal(err)
-	}
+	pair := require.Value(authority.Issue(leaf, from))(t)
 	return map[string][]byte{"tls.crt": pair.Certificate, "tls.key": pair.Key, "ca.crt": authority.KeyPair().Certificate}
 }
 
 func newAuthority(t *testing.T, name string, from time.Time, lifetime time.Duration) *pki.CA {
 	t.Helper()
-	a, err := pki.NewCA(name, from, lifetime)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return a
+	return require.Value(pki.NewCA(name, from, lifetime))(t)
 }
 
 // authority replaces all certificates by those of another authority.
@@ -282,9 +271,7 @@ func (c cluster) payload(t *testing.T, name, program string, size int) {
 			noise[i] = byte(x >> 24)
 		}
 		layer, err := injector.BuildLayer(program, noise)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		if p, err = injector.Encode(injector.Program{Name: program, Architecture: "amd64"}, layer,
 			[]byte("loader")); err != nil {
 			t.Fatal(err)
@@ -316,19 +303,13 @@ func (c cluster) collect(t *testing.T, deny ...string) *status.Report {
 
 func collect(t *testing.T, o status.Options) *status.Report {
 	t.Helper()
-	r, err := status.Collect(t.Context(), o)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return r
+	return require.Value(status.Collect(t.Context(), o))(t)
 }
 
 func (c cluster) options(t *testing.T, deny ...string) status.Options {
 	t.Helper()
 	scheme := metadatafake.NewTestScheme()
-	if err := metav1.AddMetaToScheme(scheme); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, metav1.AddMetaToScheme(scheme))
 	var partial []runtime.Object
 	for _, k := range slices.Sorted(maps.Keys(c)) {
 		switch o := c[k].(type) {

@@ -36,6 +36,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/payload/injector"
 	"github.com/zarf-dev/zarf-registry/internal/pki"
 	"github.com/zarf-dev/zarf-registry/test/arm64/emulate"
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 const (
@@ -61,10 +62,7 @@ func TestPull(t *testing.T) {
 		t.Skip("SKIPPED, NOTHING CHECKED: needs images with the programs: run make arm64")
 	}
 	dir := t.TempDir()
-	hash, err := bcrypt.GenerateFromPassword([]byte(password), bcrypt.MinCost)
-	if err != nil {
-		t.Fatal(err)
-	}
+	hash := require.Value(bcrypt.GenerateFromPassword([]byte(password), bcrypt.MinCost))(t)
 	config := write(t, filepath.Join(dir, "config.yml"),
 		fmt.Sprintf("version: 0.1\nstorage: {filesystem: {rootdirectory: %s}}\n", filepath.Join(dir, "storage")))
 	users := write(t, filepath.Join(dir, "htpasswd"), userName+":"+string(hash)+"\n")
@@ -87,19 +85,14 @@ func TestPull(t *testing.T) {
 	waitFor(t, address)
 
 	for _, p := range []*pod{registry, proxy} {
-		program, err := os.ReadFile(p.target)
-		if err != nil {
-			t.Fatal(err)
-		}
+		program := require.Value(os.ReadFile(p.target))(t)
 		if !bytes.Equal(program, released(t, p.name)) {
 			t.Errorf("the image of %s has another program than its payload", p.name)
 		}
 	}
 
 	hook := filepath.Join(dir, "init-hook")
-	if err := os.WriteFile(hook, released(t, "init-hook"), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.WriteFile(hook, released(t, "init-hook"), 0o755))
 	pushed := runHook(t, hook, "push", archiveOf("registry-node"), "--to="+exposed, "--prefix=team", "--ca-file="+bundle,
 		"--username="+userName, "--password-stdin")
 	name := strings.TrimPrefix(pushed.Reference, exposed+"/")
@@ -119,10 +112,7 @@ func TestPull(t *testing.T) {
 	}
 
 	changed := changedPayload(t, "registry-node")
-	manifest, err := injector.ParseManifest(changed.Manifest)
-	if err != nil {
-		t.Fatal(err)
-	}
+	manifest := require.Value(injector.ParseManifest(changed.Manifest))(t)
 	proxy.deliver(changed)
 	proxy.waitForLog("takes over")
 	proxy.waitForLog(fmt.Sprintf(`"version":"%x"`, manifest.ProgramSHA256[:6]))
@@ -134,12 +124,8 @@ func TestPull(t *testing.T) {
 		t.Errorf("pulled %s, pushed %s", pulled.Digest, pushed.Digest)
 	}
 	source, err := source.Open(t.Context(), layout) // reads and verifies all manifests
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := source.Close(); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
+	require.NoError(t, source.Close())
 
 	for _, p := range []*pod{proxy, registry} {
 		p.terminate()
@@ -195,15 +181,11 @@ func (p *pod) deliver(payload *injector.Payload) {
 func (p *pod) start(options []string, args ...string) {
 	p.t.Helper()
 	loader := filepath.Join(p.payload, injector.LoaderKey)
-	if err := os.Chmod(loader, 0o555); err != nil {
-		p.t.Fatal(err)
-	}
+	require.NoError(p.t, os.Chmod(loader, 0o555))
 	p.cmd = emulate.Command(loader, slices.Concat(options, []string{p.payload, p.target}, args)...)
 	p.cmd.SysProcAttr.Setpgid = true // for programs that the loader leaves
 	p.cmd.Stderr = p
-	if err := p.cmd.Start(); err != nil {
-		p.t.Fatal(err)
-	}
+	require.NoError(p.t, p.cmd.Start())
 	p.t.Cleanup(func() {
 		_ = syscall.Kill(-p.cmd.Process.Pid, syscall.SIGKILL)
 		_ = p.cmd.Wait()
@@ -244,33 +226,22 @@ func (p *pod) waitForLog(text string) {
 
 func embeddedPayload(t *testing.T, program string) *injector.Payload {
 	t.Helper()
-	layer, err := embedded.Load(program, architecture)
-	if err != nil {
-		t.Fatal(err)
-	}
+	layer := require.Value(embedded.Load(program, architecture))(t)
 	return encode(t, program, layer)
 }
 
 // changedPayload has a program with other bytes, which does the same.
 func changedPayload(t *testing.T, program string) *injector.Payload {
 	t.Helper()
-	layer, err := injector.BuildLayer(program, append(released(t, program), 0))
-	if err != nil {
-		t.Fatal(err)
-	}
+	layer := require.Value(injector.BuildLayer(program, append(released(t, program), 0)))(t)
 	return encode(t, program, layer)
 }
 
 func encode(t *testing.T, program string, layer []byte) *injector.Payload {
 	t.Helper()
-	loader, err := embedded.Loader(architecture)
-	if err != nil {
-		t.Fatal(err)
-	}
+	loader := require.Value(embedded.Loader(architecture))(t)
 	payload, err := injector.Encode(injector.Program{Name: program, Architecture: architecture}, layer, loader)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return payload
 }
 
@@ -289,15 +260,9 @@ func released(t *testing.T, program string) []byte {
 		if desc.Platform.Architecture != architecture {
 			continue
 		}
-		layer, err := source.Fetch(context.Background(), blob[ocispec.Manifest](t, source, desc).Layers[0])
-		if err != nil {
-			t.Fatal(err)
-		}
+		layer := require.Value(source.Fetch(context.Background(), blob[ocispec.Manifest](t, source, desc).Layers[0]))(t)
 		defer func() { _ = layer.Close() }()
-		inflated, err := gzip.NewReader(layer)
-		if err != nil {
-			t.Fatal(err)
-		}
+		inflated := require.Value(gzip.NewReader(layer))(t)
 		archive := tar.NewReader(inflated)
 		for {
 			header, err := archive.Next()
@@ -307,11 +272,7 @@ func released(t *testing.T, program string) []byte {
 			if header.Name != program {
 				continue
 			}
-			content, err := io.ReadAll(archive)
-			if err != nil {
-				t.Fatal(err)
-			}
-			return content
+			return require.Value(io.ReadAll(archive))(t)
 		}
 	}
 	t.Fatalf("no image of %s for %s", program, architecture)
@@ -321,14 +282,9 @@ func released(t *testing.T, program string) []byte {
 // blob returns a JSON blob of a source.
 func blob[T any](t *testing.T, source *source.Source, desc ocispec.Descriptor) (value T) {
 	t.Helper()
-	content, err := source.Fetch(t.Context(), desc)
-	if err != nil {
-		t.Fatal(err)
-	}
+	content := require.Value(source.Fetch(t.Context(), desc))(t)
 	defer func() { _ = content.Close() }()
-	if err := json.NewDecoder(content).Decode(&value); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, json.NewDecoder(content).Decode(&value))
 	return value
 }
 
@@ -337,23 +293,15 @@ func get[T any](t *testing.T, url, digest string) (value T) {
 	t.Helper()
 	content := fetch(t, url)
 	wantDigest(t, content, digest)
-	if err := json.Unmarshal(content, &value); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, json.Unmarshal(content, &value))
 	return value
 }
 
 func fetch(t *testing.T, url string) []byte {
 	t.Helper()
-	request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, url, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	request := require.Value(http.NewRequestWithContext(t.Context(), http.MethodGet, url, nil))(t)
 	request.Header.Set("Accept", ocispec.MediaTypeImageIndex+", "+ocispec.MediaTypeImageManifest)
-	response, err := http.DefaultClient.Do(request)
-	if err != nil {
-		t.Fatal(err)
-	}
+	response := require.Value(http.DefaultClient.Do(request))(t)
 	defer func() { _ = response.Body.Close() }()
 	content, err := io.ReadAll(response.Body)
 	if err != nil || response.StatusCode != http.StatusOK {
@@ -371,9 +319,7 @@ func wantDigest(t *testing.T, content []byte, want string) {
 
 func write(t *testing.T, path, content string) string {
 	t.Helper()
-	if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.WriteFile(path, []byte(content), 0o600))
 	return path
 }
 

@@ -6,6 +6,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 //go:embed unsupported.txt
@@ -22,16 +24,10 @@ func TestUnsupportedTestsExist(t *testing.T) {
 		if len(fields) < 3 {
 			t.Fatalf("%q: want a package, a test and a reason", line)
 		}
-		files, err := filepath.Glob(filepath.Join("../..", fields[0], "*_test.go"))
-		if err != nil {
-			t.Fatal(err)
-		}
+		files := require.Value(filepath.Glob(filepath.Join("../..", fields[0], "*_test.go")))(t)
 		found := false
 		for _, file := range files {
-			source, err := os.ReadFile(file)
-			if err != nil {
-				t.Fatal(err)
-			}
+			source := require.Value(os.ReadFile(file))(t)
 			found = found || strings.Contains(string(source), "func "+fields[1]+"(")
 		}
 		if !found {

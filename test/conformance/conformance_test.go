@@ -26,6 +26,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/pki"
 	"github.com/zarf-dev/zarf-registry/internal/registry"
 	"github.com/zarf-dev/zarf-registry/test/registrytest"
+	"github.com/zarf-dev/zarf-registry/test/require"
 	"github.com/zarf-dev/zarf-registry/test/s3test"
 )
 
@@ -51,22 +52,12 @@ func TestRegistryOnS3(t *testing.T) {
 		t.Skipf("needs versitygw: set %s to the output of bin/testcluster tool versitygw", s3test.ProgramVariable)
 	}
 	bucket := filepath.Join(t.TempDir(), "bucket")
-	if err := os.Mkdir(bucket, 0o700); err != nil {
-		t.Fatal(err)
-	}
-	server, err := s3test.Start(versitygw, freeport.Loopback(t), bucket)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.Mkdir(bucket, 0o700))
+	server := require.Value(s3test.Start(versitygw, freeport.Loopback(t), bucket))(t)
 	t.Cleanup(server.Stop)
 	config := filepath.Join(t.TempDir(), "config.yml")
-	if err := os.WriteFile(config, []byte("version: 0.1\nstorage: {"+server.Driver(bucket)+"}\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	parsed, err := registry.LoadConfig(config)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.WriteFile(config, []byte("version: 0.1\nstorage: {"+server.Driver(bucket)+"}\n"), 0o600))
+	parsed := require.Value(registry.LoadConfig(config))(t)
 	r := registrytest.Start(t, tlsfilestest.NewCA(t, "test"), func(o *registry.Options) { o.Config = parsed })
 	run(t, program, r.Loopback)
 }
@@ -107,17 +98,12 @@ func run(t *testing.T, program, address string) {
 	if err != nil {
 		t.Errorf("%v\n%s", err, output)
 	}
-	content, err := os.ReadFile(filepath.Join(dir, "results.yaml"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	content := require.Value(os.ReadFile(filepath.Join(dir, "results.yaml")))(t)
 	var results struct {
 		APIs map[string]string `yaml:"apis"`
 		Data map[string]string `yaml:"data"`
 	}
-	if err := yaml.Unmarshal(content, &results); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, yaml.Unmarshal(content, &results))
 	for section, subjects := range map[string]map[string]string{"APIs": results.APIs, "data": results.Data} {
 		if len(subjects) < 20 {
 			t.Errorf("%s: only %d subjects", section, len(subjects))
@@ -141,25 +127,16 @@ func startRegistry(t *testing.T) (address, proxied string) {
 	dir := t.TempDir()
 	tlsfilestest.WriteSecret(t, dir, ca.Files(t, pki.OrganizationNode, nil))
 	log := slog.New(slog.DiscardHandler)
-	source, err := tlsfiles.Open(dir, tlsfiles.WithLogger(log))
-	if err != nil {
-		t.Fatal(err)
-	}
+	source := require.Value(tlsfiles.Open(dir, tlsfiles.WithLogger(log)))(t)
 	_, port, err := net.SplitHostPort(behind.Address)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	front, err := proxy.New(proxy.Config{
 		Listen: []string{"127.0.0.1:0"}, Registry: net.JoinHostPort(registrytest.Name, port), Source: source, Logger: log,
 		RetryTimeout: time.Minute,
 		Getenv:       func(string) string { return "127.0.0.1" }, // the Service's address
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := front.Listen(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
+	require.NoError(t, front.Listen(t.Context()))
 	ctx, stop := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
 	go func() { ended <- front.Run(ctx) }()

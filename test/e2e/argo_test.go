@@ -19,6 +19,7 @@ import (
 	sigsyaml "sigs.k8s.io/yaml"
 
 	"github.com/zarf-dev/zarf-registry/internal/release/state"
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 // TestArgo installs and switches the chart with Argo CD's engine, which runs hooks in phases and waves, applies the rest
@@ -74,10 +75,7 @@ func TestArgo(t *testing.T) {
 // its pause image in place of those of the page, and without the mode, which each sync names.
 func argoValues(t *testing.T, w *world) string {
 	t.Helper()
-	page, err := os.ReadFile("../../docs/reference/helm.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	page := require.Value(os.ReadFile("../../docs/reference/helm.md"))(t)
 	_, values, found := strings.Cut(string(page), "      valuesObject:\n")
 	values, _, ended := strings.Cut(values, "  syncPolicy:\n")
 	for previous, replacement := range map[string]string{
@@ -89,9 +87,7 @@ func argoValues(t *testing.T, w *world) string {
 		values = strings.ReplaceAll(values, previous, replacement)
 	}
 	file := filepath.Join(t.TempDir(), "values.yaml")
-	if err := os.WriteFile(file, []byte(values), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.WriteFile(file, []byte(values), 0o600))
 	return file
 }
 
@@ -160,10 +156,7 @@ func manifests(t *testing.T, objects []unstructured.Unstructured) string {
 	t.Helper()
 	var all strings.Builder
 	for _, o := range objects {
-		data, err := sigsyaml.Marshal(o.Object)
-		if err != nil {
-			t.Fatal(err)
-		}
+		data := require.Value(sigsyaml.Marshal(o.Object))(t)
 		fmt.Fprintf(&all, "---\n%s", data)
 	}
 	return all.String()
@@ -195,11 +188,7 @@ func (a *argo) deleteApplication(t *testing.T, values ...string) {
 		t.Fatal("PreDelete has no hooks")
 	}
 	weight := func(o unstructured.Unstructured) int {
-		n, err := strconv.Atoi(cmp.Or(o.GetAnnotations()["helm.sh/hook-weight"], "0"))
-		if err != nil {
-			t.Fatal(err)
-		}
-		return n
+		return require.Value(strconv.Atoi(cmp.Or(o.GetAnnotations()["helm.sh/hook-weight"], "0")))(t)
 	}
 	slices.SortStableFunc(hooks, func(a, b unstructured.Unstructured) int { return cmp.Compare(weight(a), weight(b)) })
 	a.delete(t, having(hooks, "before-hook-creation"))

@@ -18,6 +18,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 // testBrowse opens the pages of images browse in headless Chromium, and uses them with the keyboard.
@@ -114,15 +116,10 @@ func testBrowse(t *testing.T, w *world) {
 func (w *world) browse(t *testing.T) string {
 	t.Helper()
 	cmd := w.command(t, w.hook, "images", "browse", "-n", w.namespace)
-	out, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	out := require.Value(cmd.StdoutPipe())(t)
 	var errOut bytes.Buffer
 	cmd.Stderr = &errOut
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, cmd.Start())
 	t.Cleanup(func() {
 		if err := errors.Join(cmd.Process.Signal(os.Interrupt), cmd.Wait()); err != nil {
 			t.Errorf("images browse: %v: %s", err, errOut.String())
@@ -194,14 +191,8 @@ func (b *browser) request(method, path string, body any) any {
 	// Not t.Context(), which has ended when the session is deleted.
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
-	r, err := http.NewRequestWithContext(ctx, method, b.session+path, content)
-	if err != nil {
-		b.t.Fatal(err)
-	}
-	response, err := http.DefaultClient.Do(r)
-	if err != nil {
-		b.t.Fatal(err)
-	}
+	r := require.Value(http.NewRequestWithContext(ctx, method, b.session+path, content))(b.t)
+	response := require.Value(http.DefaultClient.Do(r))(b.t)
 	defer response.Body.Close()
 	var answer struct{ Value any }
 	if err := json.NewDecoder(response.Body).Decode(&answer); err != nil || response.StatusCode != http.StatusOK {

@@ -14,6 +14,8 @@ import (
 	"strings"
 	"sync"
 	"testing"
+
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 // candidateFile names the commit from which TestUpgrade upgrades: the candidate of the next release, and later the last
@@ -94,9 +96,5 @@ func buildCommit(commit, folder string) error {
 func buildCandidate(t *testing.T) artifacts {
 	t.Helper()
 	built(t, "E2E_TESTCLUSTER")
-	b, err := candidate()
-	if err != nil {
-		t.Fatal(err)
-	}
-	return b
+	return require.Value(candidate())(t)
 }

@@ -11,6 +11,7 @@ import (
 
 	"github.com/zarf-dev/zarf-registry/internal/release/state"
 	"github.com/zarf-dev/zarf-registry/test/e2e/scenarios"
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 // A cell is a configuration of make matrix, which passes it as JSON in E2E_CELL.
@@ -102,10 +103,7 @@ func TestCell(t *testing.T) {
 // logVersions logs what the nodes run, for make matrix.
 func (w *world) logVersions(t *testing.T) {
 	t.Helper()
-	list, err := w.client.CoreV1().Nodes().List(t.Context(), metav1.ListOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	list := require.Value(w.client.CoreV1().Nodes().List(t.Context(), metav1.ListOptions{}))(t)
 	for _, n := range list.Items {
 		i := n.Status.NodeInfo
 		t.Logf("versions: %s: kubelet %s, %s, %s, kernel %s", n.Name, i.KubeletVersion, i.ContainerRuntimeVersion, i.Architecture,

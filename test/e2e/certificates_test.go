@@ -33,6 +33,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/cluster"
 	"github.com/zarf-dev/zarf-registry/internal/pki"
 	"github.com/zarf-dev/zarf-registry/internal/release/state"
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 // TestCertificates replaces certificates, the CA and its source while the container runtime of every node pulls. No
@@ -75,10 +76,8 @@ func TestCertificates(t *testing.T) {
 	})
 	underLoop("a deleted certificate is issued again", func(t *testing.T) {
 		before := w.certificates(t)
-		if err := w.client.CoreV1().Secrets(namespace).Delete(t.Context(), release+"-node-tls",
-			metav1.DeleteOptions{}); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, w.client.CoreV1().Secrets(namespace).Delete(t.Context(), release+"-node-tls",
+			metav1.DeleteOptions{}))
 		if out, _, err := try(w.command(t, w.hook, "certs", "show")); err == nil || !strings.Contains(out, "-node-tls") {
 			t.Errorf("certs show does not report that it is missing: %s", out)
 		}
@@ -229,11 +228,7 @@ func (w *world) certs(t *testing.T, args ...string) string {
 // get returns a Secret of the release's namespace.
 func (w *world) get(t *testing.T, name string) *corev1.Secret {
 	t.Helper()
-	secret, err := w.client.CoreV1().Secrets(namespace).Get(t.Context(), name, metav1.GetOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return secret
+	return require.Value(w.client.CoreV1().Secrets(namespace).Get(t.Context(), name, metav1.GetOptions{}))(t)
 }
 
 // secret returns a Secret of the release by the suffix of its name.
@@ -251,9 +246,7 @@ func (w *world) putSecret(t *testing.T, name string, data map[string][]byte) {
 	if apierrors.IsAlreadyExists(err) {
 		_, err = secrets.Update(t.Context(), s, metav1.UpdateOptions{})
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 }
 
 // held maps server, node, push and, if the CA is internal, ca to the fingerprints of the
@@ -269,13 +262,8 @@ func (w *world) certificates(t *testing.T) held {
 		if what == "ca" && apierrors.IsNotFound(err) {
 			continue
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
-		chain, err := pki.ParseChain(secret.Data["tls.crt"])
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
+		chain := require.Value(pki.ParseChain(secret.Data["tls.crt"]))(t)
 		found[what] = pki.Fingerprint(chain[0])
 	}
 	return found
@@ -331,10 +319,7 @@ func (w *world) isRefused(t *testing.T, data map[string][]byte) {
 	roots.AppendCertsFromPEM(w.secret(t, "-node-tls").Data["ca.crt"])
 	config := &tls.Config{RootCAs: roots, ServerName: release + "." + namespace + ".svc"}
 	if data != nil {
-		pair, err := tls.X509KeyPair(data["tls.crt"], data["tls.key"])
-		if err != nil {
-			t.Fatal(err)
-		}
+		pair := require.Value(tls.X509KeyPair(data["tls.crt"], data["tls.key"]))(t)
 		// Sent even if the registry's list of acceptable CAs does not include the issuer.
 		config.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return &pair, nil }
 	}
@@ -360,13 +345,10 @@ func (w *world) isRefused(t *testing.T, data map[string][]byte) {
 func (w *world) age(t *testing.T, ago, lifetime time.Duration) held {
 	t.Helper()
 	ca := w.secret(t, "-ca")
-	authority, err := tls.X509KeyPair(ca.Data["tls.crt"], ca.Data["tls.key"])
-	if err != nil {
-		t.Fatal(err)
-	}
+	authority := require.Value(tls.X509KeyPair(ca.Data["tls.crt"], ca.Data["tls.key"]))(t)
 	aged := held{}
 	for _, what := range []string{"server", "node", "push"} {
-		if err := retry.RetryOnConflict(retry.DefaultRetry, func() error {
+		require.NoError(t, retry.RetryOnConflict(retry.DefaultRetry, func() error {
 			secret := w.secret(t, "-"+what+"-tls")
 			pair, err := tls.X509KeyPair(secret.Data["tls.crt"], secret.Data["tls.key"])
 			if err != nil {
@@ -384,9 +366,7 @@ func (w *world) age(t *testing.T, ago, lifetime time.Duration) held {
 			aged[what] = pki.Fingerprint(&x509.Certificate{Raw: der})
 			_, err = w.client.CoreV1().Secrets(namespace).Update(t.Context(), secret, metav1.UpdateOptions{})
 			return err
-		}); err != nil {
-			t.Fatal(err)
-		}
+		}))
 	}
 	return aged
 }
@@ -396,17 +376,12 @@ func (w *world) age(t *testing.T, ago, lifetime time.Duration) held {
 func (w *world) companyIssuer(t *testing.T) []string {
 	t.Helper()
 	w.startCertManager(t)
-	authority, err := pki.NewCA("company", time.Now(), 20000*time.Hour)
-	if err != nil {
-		t.Fatal(err)
-	}
+	authority := require.Value(pki.NewCA("company", time.Now(), 20000*time.Hour))(t)
 	pair := authority.KeyPair()
 	secret := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "company", Namespace: "cert-manager"},
 		Data: map[string][]byte{"tls.crt": pair.Certificate, "tls.key": pair.Key}}
-	if _, err := w.client.CoreV1().Secrets("cert-manager").Create(t.Context(), secret,
-		metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	require.Value(w.client.CoreV1().Secrets("cert-manager").Create(t.Context(), secret,
+		metav1.CreateOptions{}))(t)
 	apply := w.command(t, w.kubectl, "apply", "-f", "-")
 	apply.Stdin = strings.NewReader(
 		"apiVersion: cert-manager.io/v1\nkind: ClusterIssuer\nmetadata: {name: company}\nspec: {ca: {secretName: company}}\n")
@@ -420,23 +395,12 @@ func (w *world) startCertManager(t *testing.T) {
 	t.Helper()
 	// Without a time limit: it ends with the test, or with this process.
 	cmd := exec.Command(built(t, "E2E_CERTMANAGER"), "--kubeconfig", w.kubeconfig, "--stop-on-stdin-eof")
-	stdin, err := cmd.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	stdout, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	log, err := os.Create(filepath.Join(t.TempDir(), "cert-manager.log"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	stdin := require.Value(cmd.StdinPipe())(t)
+	stdout := require.Value(cmd.StdoutPipe())(t)
+	log := require.Value(os.Create(filepath.Join(t.TempDir(), "cert-manager.log")))(t)
 	cmd.Stderr = log
 	begin := time.Now()
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, cmd.Start())
 	t.Cleanup(func() {
 		stdin.Close()
 		cmd.Wait()
@@ -469,10 +433,7 @@ type corporate struct {
 func newCorporate(t *testing.T) *corporate {
 	t.Helper()
 	sign := func(name string, parent *x509.Certificate, parentKey *rsa.PrivateKey) (*x509.Certificate, *rsa.PrivateKey) {
-		key, err := rsa.GenerateKey(rand.Reader, 2048)
-		if err != nil {
-			t.Fatal(err)
-		}
+		key := require.Value(rsa.GenerateKey(rand.Reader, 2048))(t)
 		template := &x509.Certificate{
 			SerialNumber: big.NewInt(time.Now().UnixNano()), Subject: pkix.Name{CommonName: name,
 				Organization: []string{"Example Corp"}},
@@ -482,14 +443,8 @@ func newCorporate(t *testing.T) *corporate {
 		if parent == nil {
 			parent, parentKey = template, key
 		}
-		der, err := x509.CreateCertificate(rand.Reader, template, parent, &key.PublicKey, parentKey)
-		if err != nil {
-			t.Fatal(err)
-		}
-		cert, err := x509.ParseCertificate(der)
-		if err != nil {
-			t.Fatal(err)
-		}
+		der := require.Value(x509.CreateCertificate(rand.Reader, template, parent, &key.PublicKey, parentKey))(t)
+		cert := require.Value(x509.ParseCertificate(der))(t)
 		return cert, key
 	}
 	encode := func(cert *x509.Certificate) []byte {
@@ -504,10 +459,7 @@ func newCorporate(t *testing.T) *corporate {
 func (c *corporate) issue(t *testing.T, name string, from time.Time, dns []string, role string,
 	usages ...x509.ExtKeyUsage) map[string][]byte {
 	t.Helper()
-	key, err := rsa.GenerateKey(rand.Reader, 2048)
-	if err != nil {
-		t.Fatal(err)
-	}
+	key := require.Value(rsa.GenerateKey(rand.Reader, 2048))(t)
 	template := &x509.Certificate{
 		SerialNumber: big.NewInt(time.Now().UnixNano()), Subject: pkix.Name{CommonName: name,
 			Organization: []string{"Example Corp"}},
@@ -515,16 +467,10 @@ func (c *corporate) issue(t *testing.T, name string, from time.Time, dns []strin
 		KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: usages,
 	}
 	if role != "" {
-		uri, err := url.Parse(role)
-		if err != nil {
-			t.Fatal(err)
-		}
+		uri := require.Value(url.Parse(role))(t)
 		template.URIs = []*url.URL{uri}
 	}
-	der, err := x509.CreateCertificate(rand.Reader, template, c.cert, &key.PublicKey, c.key)
-	if err != nil {
-		t.Fatal(err)
-	}
+	der := require.Value(x509.CreateCertificate(rand.Reader, template, c.cert, &key.PublicKey, c.key))(t)
 	chain := append(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), c.intermediate...)
 	return map[string][]byte{
 		"tls.crt": chain,
@@ -593,14 +539,9 @@ func (c pushClient) uploads(t *testing.T, credential *corev1.Secret, repository 
 	t.Helper()
 	request, err := http.NewRequestWithContext(t.Context(), http.MethodPost,
 		"https://registry/v2/"+repository+"/blobs/uploads/", nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	request.SetBasicAuth(string(credential.Data["username"]), string(credential.Data["password"]))
-	response, err := c.Do(request)
-	if err != nil {
-		t.Fatal(err)
-	}
+	response := require.Value(c.Do(request))(t)
 	response.Body.Close()
 	if response.StatusCode != want {
 		t.Errorf("an upload to %s with the credential of %s: status %d, want %d", repository, credential.Name,
@@ -674,10 +615,7 @@ func TestUnattended(t *testing.T) {
 		if r := w.restarts(t); r != restarts {
 			t.Errorf("pods before:\n%s\nafter:\n%s", restarts, r)
 		}
-		jobs, err := w.client.BatchV1().Jobs(namespace).List(t.Context(), metav1.ListOptions{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		jobs := require.Value(w.client.BatchV1().Jobs(namespace).List(t.Context(), metav1.ListOptions{}))(t)
 		for _, j := range jobs.Items {
 			if j.Status.Failed > 0 {
 				t.Errorf("Job %s failed %d times", j.Name, j.Status.Failed)

@@ -16,6 +16,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/zarf-dev/zarf-registry/internal/pki"
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 // installedValues are the values files of the chart's ci/ that resemble no other scenario. make
@@ -37,22 +38,16 @@ func TestChartTesting(t *testing.T) {
 
 	must(t, "ct install installs and tests every values file", func(t *testing.T) {
 		config, err := filepath.Abs("../../ct.yaml")
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		// Each takes about a minute where several clusters share two cores.
 		cmd := w.longCommand(t, time.Duration(len(values))*6*time.Minute, ct, "install", "--config", config, "--charts",
 			chart, "--namespace", namespace, "--helm-extra-set-args", noRotation)
 		helm, ran := recordHelm(t, w.helm)
 		cmd.Env = append(cmd.Env, "PATH="+filepath.Dir(helm)+":"+filepath.Dir(w.kubectl)+":"+os.Getenv("PATH"))
 		pipe, err := cmd.StdoutPipe()
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		cmd.Stderr = cmd.Stdout
-		if err := cmd.Start(); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, cmd.Start())
 		said := readInstalls(pipe)
 		err = cmd.Wait()
 		for i, values := range said.values {
@@ -106,14 +101,9 @@ func recordHelm(t *testing.T, helm string) (program string, ran func() string) {
 	record := filepath.Join(dir, "record")
 	program = filepath.Join(dir, "helm")
 	script := "#!/bin/bash\nset -o pipefail\n" + helm + ` "$@" | tee -a ` + record + "\n"
-	if err := os.WriteFile(program, []byte(script), 0o700); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.WriteFile(program, []byte(script), 0o700))
 	return program, func() string {
-		text, err := os.ReadFile(record)
-		if err != nil {
-			t.Fatal(err)
-		}
+		text := require.Value(os.ReadFile(record))(t)
 		return string(text)
 	}
 }
@@ -125,21 +115,14 @@ func chartToInstall(t *testing.T) (chart string, values []string) {
 	chart = built(t, "E2E_CHART")
 	if !long() {
 		dir := filepath.Join(t.TempDir(), "zarf-registry")
-		if err := os.CopyFS(dir, os.DirFS(chart)); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, os.CopyFS(dir, os.DirFS(chart)))
 		chart = dir
 	}
-	files, err := os.ReadDir(filepath.Join(chart, "ci"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	files := require.Value(os.ReadDir(filepath.Join(chart, "ci")))(t)
 	for _, file := range files {
 		name, isValues := strings.CutSuffix(file.Name(), "-values.yaml")
 		if isValues && !long() && !slices.Contains(installedValues, name) {
-			if err := os.Remove(filepath.Join(chart, "ci", file.Name())); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, os.Remove(filepath.Join(chart, "ci", file.Name())))
 		} else if isValues {
 			values = append(values, file.Name())
 		}
@@ -160,9 +143,7 @@ func testFailingHelmTest(t *testing.T, w *world) {
 	credentials := w.get(t, release+"-credentials")
 	wrong := credentials.DeepCopy()
 	wrong.Data["password"] = []byte("wrong password")
-	if _, err := w.client.CoreV1().Secrets(namespace).Update(t.Context(), wrong, metav1.UpdateOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	require.Value(w.client.CoreV1().Secrets(namespace).Update(t.Context(), wrong, metav1.UpdateOptions{}))(t)
 	text, err := helmTest()
 	if err == nil || !strings.Contains(text, release+"-test-push") {
 		t.Errorf("%v: %s", err, text)
@@ -178,9 +159,7 @@ func testFailingHelmTest(t *testing.T, w *world) {
 	}
 	current := w.get(t, release+"-credentials")
 	current.Data = credentials.Data
-	if _, err := w.client.CoreV1().Secrets(namespace).Update(t.Context(), current, metav1.UpdateOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	require.Value(w.client.CoreV1().Secrets(namespace).Update(t.Context(), current, metav1.UpdateOptions{}))(t)
 	text, err = helmTest("--logs")
 	for _, test := range []string{"pull", "push", "tls"} {
 		if err != nil || !strings.Contains(text, "POD LOGS: "+release+"-test-"+test) {
@@ -201,10 +180,8 @@ var chartTestingSecrets = []string{"my-authority", "my-node", "my-push", "my-pus
 // chartTestingNeeds creates what the values files require: the namespace, Secrets, and an issuer.
 func (w *world) chartTestingNeeds(t *testing.T) {
 	t.Helper()
-	if _, err := w.client.CoreV1().Namespaces().Create(t.Context(),
-		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}, metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	require.Value(w.client.CoreV1().Namespaces().Create(t.Context(),
+		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}, metav1.CreateOptions{}))(t)
 	theirs := newCorporate(t)
 	// ct generates the release names.
 	w.putSecret(t, "my-server", theirs.issue(t, "my-server", time.Now(), []string{"*." + namespace + ".svc"}, "",

@@ -20,6 +20,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/pki"
 	"github.com/zarf-dev/zarf-registry/internal/release/state"
 	"github.com/zarf-dev/zarf-registry/test/e2e/clients"
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 // access is an entry point of a running registry.
@@ -45,14 +46,9 @@ func TestClients(t *testing.T) {
 	b := newWorkbench(t, w)
 	host := w.nodeAddresses(t, b.node)[0]
 	exposed := exposedAt(host)
-	if _, err := w.client.CoreV1().Namespaces().Create(t.Context(),
-		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}, metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
-	}
-	ca, err := pki.NewCA("company", time.Now(), 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.Value(w.client.CoreV1().Namespaces().Create(t.Context(),
+		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}, metav1.CreateOptions{}))(t)
+	ca := require.Value(pki.NewCA("company", time.Now(), 0))(t)
 	w.putSecret(t, "outside-tls", serverCertificate(t, ca, host))
 	w.putSecret(t, "outside-users", htpasswd(t, "ci", "reads"))
 
@@ -70,10 +66,7 @@ func TestClients(t *testing.T) {
 	certificates := w.secret(t, "-push-tls").Data
 	b.trust(t, internal, certificates["ca.crt"], &pki.KeyPair{Certificate: certificates["tls.crt"],
 		Key: certificates["tls.key"]})
-	service, err := w.client.CoreV1().Services(namespace).Get(t.Context(), release, metav1.GetOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	service := require.Value(w.client.CoreV1().Services(namespace).Get(t.Context(), release, metav1.GetOptions{}))(t)
 	w.shell(t, b.node, `echo "$1 $2" >>/etc/hosts`, service.Spec.ClusterIP, release+"."+namespace+".svc")
 	b.startDaemons(t)
 
@@ -108,13 +101,9 @@ func newWorkbench(t *testing.T, w *world) *workbench {
 	t.Helper()
 	b := &workbench{w, w.nodes[0], t.TempDir()}
 	bin := filepath.Join(b.dir, "bin")
-	if err := os.Mkdir(bin, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.Mkdir(bin, 0o755))
 	// Debian's docker is not the only one, and newer programs of docker come with the daemon's package.
-	if err := os.Symlink("/usr/bin/docker", filepath.Join(bin, "docker")); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.Symlink("/usr/bin/docker", filepath.Join(bin, "docker")))
 	for _, name := range []string{"crane", "regctl", "oras", "helm", "cosign"} {
 		if !long() && !slices.ContainsFunc(clients.All, func(p clients.Program) bool { return p.Name == name && p.Short }) {
 			continue
@@ -123,9 +112,7 @@ func newWorkbench(t *testing.T, w *world) *workbench {
 		if name != "helm" {
 			path = strings.TrimSpace(run(t, w.testcluster, "tool", name))
 		}
-		if err := os.Symlink(path, filepath.Join(bin, name)); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, os.Symlink(path, filepath.Join(bin, name)))
 	}
 	return b
 }
@@ -144,9 +131,7 @@ func (b *workbench) trust(t *testing.T, host string, ca []byte, certificate *pki
 		hosts += "client = [[\"client.cert\", \"client.key\"]]\n"
 		files["client.cert"], files["client.key"] = certificate.Certificate, certificate.Key
 		for name, content := range map[string][]byte{"certificate": certificate.Certificate, "key": certificate.Key} {
-			if err := os.WriteFile(filepath.Join(b.dir, name), content, 0o600); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, os.WriteFile(filepath.Join(b.dir, name), content, 0o600))
 		}
 	}
 	files["hosts.toml"] = []byte(hosts)
@@ -161,14 +146,9 @@ func (b *workbench) trust(t *testing.T, host string, ca []byte, certificate *pki
 			b.writeOnNode(t, b.node, dir+host+"/"+name, content)
 		}
 	}
-	all, err := os.OpenFile(filepath.Join(b.dir, "ca.crt"), os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o600)
-	if err != nil {
-		t.Fatal(err)
-	}
+	all := require.Value(os.OpenFile(filepath.Join(b.dir, "ca.crt"), os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o600))(t)
 	defer all.Close()
-	if _, err := all.Write(ca); err != nil {
-		t.Fatal(err)
-	}
+	require.Value(all.Write(ca))(t)
 }
 
 // startDaemons starts docker's daemon and CRI-O on the node.
@@ -191,25 +171,15 @@ func (b *workbench) startDaemons(t *testing.T) {
 // forward forwards a port of the node to the registry's pod until the test ends.
 func (b *workbench) forward(t *testing.T) (address string) {
 	t.Helper()
-	kubeconfig, err := os.ReadFile(b.kubeconfig)
-	if err != nil {
-		t.Fatal(err)
-	}
+	kubeconfig := require.Value(os.ReadFile(b.kubeconfig))(t)
 	// The node cannot connect to the address of the API server that this machine uses.
 	kubeconfig = regexp.MustCompile(`server: .*`).ReplaceAll(kubeconfig, []byte("server: https://172.30.0.1:6443"))
 	path := filepath.Join(b.dir, "kubeconfig")
-	if err := os.WriteFile(path, kubeconfig, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.WriteFile(path, kubeconfig, 0o600))
 	cmd := b.longCommand(t, time.Hour, b.testcluster, "exec", "--name", b.name, b.node, "--", b.kubectl,
 		"--kubeconfig="+path, "-n", namespace, "port-forward", b.pods(t, "registry")[0].Name, ":5001")
-	stdout, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	stdout := require.Value(cmd.StdoutPipe())(t)
+	require.NoError(t, cmd.Start())
 	t.Cleanup(func() {
 		cmd.Process.Signal(syscall.SIGTERM)
 		cmd.Wait()
@@ -296,9 +266,7 @@ func (b *workbench) session(t *testing.T, p clients.Program, a access) session {
 	t.Helper()
 	name := p.File()
 	home, err := os.MkdirTemp(b.dir, name) // without the characters of the test's name
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	own := fmt.Sprintf("clients-%d/%s", slices.Index(clients.Entries, a.Entry), name)
 	s := session{b, p, a, home, "clients/" + name, own}
 	for file, content := range map[string]string{
@@ -308,9 +276,7 @@ func (b *workbench) session(t *testing.T, p clients.Program, a access) session {
 		"storage.conf": fmt.Sprintf("[storage]\ndriver = \"vfs\"\nrunroot = %q\ngraphroot = %q\n", "/run/clients/"+name,
 			"/var/lib/clients/"+name),
 	} {
-		if err := os.WriteFile(filepath.Join(s.home, file), []byte(content), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, os.WriteFile(filepath.Join(s.home, file), []byte(content), 0o600))
 	}
 	return s
 }
@@ -372,14 +338,8 @@ func (s session) operations(t *testing.T) (worked []string) {
 func (s session) damage(t *testing.T) {
 	t.Helper()
 	api := s.workbench.client.CoreV1()
-	claim, err := api.PersistentVolumeClaims(namespace).Get(t.Context(), release, metav1.GetOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	volume, err := api.PersistentVolumes().Get(t.Context(), claim.Spec.VolumeName, metav1.GetOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	claim := require.Value(api.PersistentVolumeClaims(namespace).Get(t.Context(), release, metav1.GetOptions{}))(t)
+	volume := require.Value(api.PersistentVolumes().Get(t.Context(), claim.Spec.VolumeName, metav1.GetOptions{}))(t)
 	s.shell(t, s.node, `cd "$1/docker/registry/v2"
 for link in "repositories/$2/_layers/sha256"/*; do
   digest=${link##*/}

@@ -15,6 +15,8 @@ import (
 	apiresource "k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 // clockAhead is how far the clock of the test's nodes is ahead of the control plane's.
@@ -27,18 +29,14 @@ func testClockAhead(t *testing.T, w *world) {
 	const label = "e2e/clock"
 	sets := w.client.AppsV1().DaemonSets(w.namespace)
 	chart, err := sets.Get(t.Context(), release+"-proxy-amd64", metav1.GetOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	ctx, stop := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
 	nodes := []string{"clock-1", "clock-2", "clock-3"}
 	for _, name := range nodes {
 		node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{label: "ahead",
 			"kubernetes.io/arch": "amd64", "kubernetes.io/os": "linux"}}}
-		if _, err := w.client.CoreV1().Nodes().Create(t.Context(), node, metav1.CreateOptions{}); err != nil {
-			t.Fatal(err)
-		}
+		require.Value(w.client.CoreV1().Nodes().Create(t.Context(), node, metav1.CreateOptions{}))(t)
 		t.Cleanup(func() {
 			if err := w.client.CoreV1().Nodes().Delete(context.Background(), name, metav1.DeleteOptions{}); err != nil {
 				t.Error(err)
@@ -46,9 +44,7 @@ func testClockAhead(t *testing.T, w *world) {
 		})
 	}
 	for _, name := range nodes {
-		if err := w.reportsReady(ctx, name); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, w.reportsReady(ctx, name))
 	}
 	go func() { ended <- w.kubelets(ctx, nodes, label) }()
 	t.Cleanup(func() {
@@ -65,9 +61,7 @@ func testClockAhead(t *testing.T, w *world) {
 		set.Spec.Template.Labels = own
 		set.Spec.Template.Spec.NodeSelector = map[string]string{label: "ahead"}
 		set.Spec.MinReadySeconds = minReadySeconds
-		if _, err := sets.Create(t.Context(), set, metav1.CreateOptions{}); err != nil {
-			t.Fatal(err)
-		}
+		require.Value(sets.Create(t.Context(), set, metav1.CreateOptions{}))(t)
 		t.Cleanup(func() {
 			if err := sets.Delete(context.Background(), name, metav1.DeleteOptions{}); err != nil {
 				t.Error(err)
@@ -92,9 +86,7 @@ func testClockAhead(t *testing.T, w *world) {
 		}
 		eventually(t, "the pods of "+name, complete)
 		patch := `{"spec":{"template":{"metadata":{"annotations":{"e2e/template":"2"}}}}}`
-		if _, err := sets.Patch(t.Context(), name, types.MergePatchType, []byte(patch), metav1.PatchOptions{}); err != nil {
-			t.Fatal(err)
-		}
+		require.Value(sets.Patch(t.Context(), name, types.MergePatchType, []byte(patch), metav1.PatchOptions{}))(t)
 		begin := time.Now()
 		for err = complete(); err != nil && time.Since(begin) < within; err = complete() {
 			time.Sleep(500 * time.Millisecond)

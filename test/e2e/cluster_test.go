@@ -12,6 +12,8 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 // Operations that only the test cluster supports.
@@ -75,10 +77,7 @@ func openPorts(t *testing.T, from, out string, err error) (open map[string][]int
 // nodeAddresses returns a node's internal addresses, one for each IP family.
 func (w *world) nodeAddresses(t *testing.T, node string) (addresses []string) {
 	t.Helper()
-	n, err := w.client.CoreV1().Nodes().Get(t.Context(), node, metav1.GetOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	n := require.Value(w.client.CoreV1().Nodes().Get(t.Context(), node, metav1.GetOptions{}))(t)
 	for _, a := range n.Status.Addresses {
 		if a.Type == corev1.NodeInternalIP {
 			addresses = append(addresses, a.Address)

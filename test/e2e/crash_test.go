@@ -11,6 +11,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/zarf-dev/zarf-registry/internal/release/state"
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 // A target is a mode to switch to.
@@ -171,9 +172,7 @@ func testAPIPaused(t *testing.T, w *world, phase string, runs map[state.Mode]ins
 	frozen := make(chan error, 1)
 	r := w.install(t, m.at(func(*exec.Cmd) { frozen <- w.freezeAPI(20 * time.Second) }), to.flag)
 	t.Logf("paused at %s; the run ended after %.1f s with %v", m, r.took.Seconds(), r.err)
-	if err := <-frozen; err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, <-frozen)
 	w.converges(t, to)
 }
 
@@ -227,9 +226,7 @@ func testRegistryKilled(t *testing.T, w *world) {
 				",app.kubernetes.io/component=registry"})
 	})
 	r := w.install(t, nil, toProxy.flag)
-	if err := <-killed; err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, <-killed)
 	t.Logf("the run during which the registry was killed ended after %.1f s with %v", r.took.Seconds(), r.err)
 	w.converges(t, toProxy)
 }

@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/zarf-dev/zarf-registry/internal/release/state"
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 // The sockets of container runtimes on the nodes.
@@ -192,9 +193,7 @@ func (w *world) daemon(t *testing.T, node string, command ...string) {
 	cmd := exec.Command(w.testcluster, append([]string{"exec", "--name", w.name, node, "--"}, command...)...)
 	var log bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &log, &log
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, cmd.Start())
 	t.Cleanup(func() {
 		cmd.Process.Signal(syscall.SIGTERM)
 		cmd.Wait()

@@ -10,6 +10,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/zarf-dev/zarf-registry/internal/release/state"
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 // TestDisaster takes away what a cluster can lose, and follows docs/reference/disaster-recovery.md.
@@ -49,14 +50,10 @@ func (w *world) losesVolume(t *testing.T, backup string) {
 
 func (w *world) losesContent(t *testing.T, backup string) {
 	claim, err := w.client.CoreV1().PersistentVolumeClaims(w.namespace).Get(t.Context(), release, metav1.GetOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	// Without a restart: the registry keeps the directory of the volume.
 	content := w.stateOf("volumes", claim.Spec.VolumeName, "docker")
-	if _, err := os.Stat(content); err != nil {
-		t.Fatal(err)
-	}
+	require.Value(os.Stat(content))(t)
 	eventually(t, "the content to be removed", func() error { return os.RemoveAll(content) })
 	w.advises(t, "The registry's storage has lost its content: run zarf-registry install")
 	w.restored(t, "lost-content", backup)
@@ -145,9 +142,7 @@ func (w *world) snapshot(t *testing.T) (restore func()) {
 	return func() {
 		t.Helper()
 		component("kill", "etcd")
-		if err := os.RemoveAll(data); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, os.RemoveAll(data))
 		run(t, "cp", "-a", saved, data)
 		component("restart", "etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "provisioner", "coredns")
 		for _, node := range w.nodes {

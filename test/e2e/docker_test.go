@@ -8,6 +8,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 // dockerHost is where the node's Docker engine listens for programs on this machine.
@@ -34,9 +36,7 @@ func (b *workbench) pushesFromDocker(t *testing.T) {
 	id := ""
 	must(t, "docker builds an image of several layers", func(t *testing.T) {
 		context := filepath.Join(b.dir, "layers")
-		if err := os.Mkdir(context, 0o755); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, os.Mkdir(context, 0o755))
 		large := make([]byte, 64<<20)
 		rand.Read(large)
 		for name, content := range map[string][]byte{
@@ -44,9 +44,7 @@ func (b *workbench) pushesFromDocker(t *testing.T) {
 			"small":      fmt.Appendf(nil, "layer %d", time.Now().UnixNano()),
 			"large":      large,
 		} {
-			if err := os.WriteFile(filepath.Join(context, name), content, 0o644); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, os.WriteFile(filepath.Join(context, name), content, 0o644))
 		}
 		// The classic builder, because Debian's docker has no buildx.
 		b.shell(t, b.node, `DOCKER_BUILDKIT=0 docker build --tag "$1" "$2"`, image, context)

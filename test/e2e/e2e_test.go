@@ -33,6 +33,7 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 
 	"github.com/zarf-dev/zarf-registry/test/e2e/scenarios"
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 // The release, and its namespace unless a layout names another.
@@ -168,9 +169,7 @@ func newWorld(t *testing.T, name string, l layout) *world {
 		w.network = networkOf(t, name)
 	}
 	worlds.Store(t.Name(), w)
-	if err := os.RemoveAll(failures(t)); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.RemoveAll(failures(t)))
 	w.address = net.JoinHostPort(w.loopback(), "31999")
 	if kubeconfig := os.Getenv("KUBECONFIG"); kubeconfig != "" {
 		t.Logf("using the cluster of KUBECONFIG=%s; scenarios that need the test cluster are skipped", kubeconfig)
@@ -192,10 +191,7 @@ func newWorld(t *testing.T, name string, l layout) *world {
 	}
 	w.helm = built(t, "E2E_HELM")
 	w.kubectl = strings.TrimSpace(run(t, w.testcluster, "tool", "kubectl"))
-	list, err := w.client.CoreV1().Nodes().List(t.Context(), metav1.ListOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	list := require.Value(w.client.CoreV1().Nodes().List(t.Context(), metav1.ListOptions{}))(t)
 	for _, n := range list.Items {
 		w.nodes = append(w.nodes, n.Name)
 	}
@@ -376,11 +372,7 @@ func buildProgram(name string) (string, error) {
 
 func buildTool(t *testing.T) string {
 	t.Helper()
-	path, err := tool()
-	if err != nil {
-		t.Fatal(err)
-	}
-	return path
+	return require.Value(tool())(t)
 }
 
 // patience is how long a scenario waits for anything. It limits only how late a failure is reported: no scenario judges

@@ -18,6 +18,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/pki"
 	"github.com/zarf-dev/zarf-registry/internal/release/state"
 	"github.com/zarf-dev/zarf-registry/test/e2e/scenarios"
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 // outside is a machine outside the cluster that reaches a node port.
@@ -61,24 +62,17 @@ func TestExpose(t *testing.T) {
 	w := ownCluster(t, "e2e-expose", layout{args: []string{"--nodes", "1"}})
 	hosts := w.nodeAddresses(t, w.nodes[0]) // the values accept the first one only, which is IPv4
 	host := hosts[0]
-	authority, err := pki.NewCA("company", time.Now(), 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	authority := require.Value(pki.NewCA("company", time.Now(), 0))(t)
 	o := outside{world: w, address: net.JoinHostPort(host, "30443"), home: t.TempDir(),
 		crane: strings.TrimSpace(run(t, w.testcluster, "tool", "crane"))}
 	o.ca = filepath.Join(o.home, "ca.crt")
-	if err := os.WriteFile(o.ca, authority.KeyPair().Certificate, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.WriteFile(o.ca, authority.KeyPair().Certificate, 0o600))
 	image := o.address + "/e2e/hello:1"
 	// A cache for its metrics.
 	exposed := append(exposedAt(host), "--set=cache.replicas=1", "--set=localRegistryHosting=true")
 
-	if _, err := w.client.CoreV1().Namespaces().Create(t.Context(),
-		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}, metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	require.Value(w.client.CoreV1().Namespaces().Create(t.Context(),
+		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}, metav1.CreateOptions{}))(t)
 	w.putSecret(t, "outside-tls", serverCertificate(t, authority, hosts...))
 	w.putSecret(t, "outside-users", htpasswd(t, "ci", "reads"))
 	must(t, "helm install exposes the registry", func(t *testing.T) {
@@ -221,19 +215,13 @@ func serverCertificate(t *testing.T, authority *pki.CA, addresses ...string) map
 	for _, address := range addresses {
 		leaf.IPAddresses = append(leaf.IPAddresses, net.ParseIP(address))
 	}
-	pair, err := authority.Issue(leaf, time.Now())
-	if err != nil {
-		t.Fatal(err)
-	}
+	pair := require.Value(authority.Issue(leaf, time.Now()))(t)
 	return map[string][]byte{corev1.TLSCertKey: pair.Certificate, corev1.TLSPrivateKeyKey: pair.Key}
 }
 
 // htpasswd returns the data of a Secret with one user.
 func htpasswd(t *testing.T, user, password string) map[string][]byte {
 	t.Helper()
-	hash, err := bcrypt.GenerateFromPassword([]byte(password), bcrypt.MinCost)
-	if err != nil {
-		t.Fatal(err)
-	}
+	hash := require.Value(bcrypt.GenerateFromPassword([]byte(password), bcrypt.MinCost))(t)
 	return map[string][]byte{"htpasswd": []byte(user + ":" + string(hash) + "\n")}
 }

@@ -12,6 +12,8 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 // volumesSize is enough for the project's own images, 90 MB, and those of the scenario, with most of it free.
@@ -99,9 +101,7 @@ func (w *world) fullVolume(t *testing.T) {
 		if out, err := w.pull(t, node, w.address+"/e2e/new:2"); err != nil {
 			t.Errorf("%v: %s", err, out)
 		}
-		if err := os.Remove(filler); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, os.Remove(filler))
 		eventually(t, "a healthy registry", func() error {
 			if report, text := w.status(t); !report.Healthy {
 				return fmt.Errorf("output: %s", text)
@@ -115,21 +115,14 @@ func (w *world) fullVolume(t *testing.T) {
 func fillTo(t *testing.T, path string, percent uint64) {
 	t.Helper()
 	var stat syscall.Statfs_t
-	if err := syscall.Statfs(filepath.Dir(path), &stat); err != nil {
-		t.Fatal(err)
-	}
-	f, err := os.OpenFile(path, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, syscall.Statfs(filepath.Dir(path), &stat))
+	f := require.Value(os.OpenFile(path, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600))(t)
 	defer f.Close()
 	rest := int64(stat.Blocks*percent/100-(stat.Blocks-stat.Bfree)) * stat.Bsize
 	if rest < 0 {
 		t.Fatalf("more than %d %% of %s are used", percent, filepath.Dir(path))
 	}
-	if _, err := io.CopyN(f, zeros{}, rest+1<<20); err != nil {
-		t.Fatal(err)
-	}
+	require.Value(io.CopyN(f, zeros{}, rest+1<<20))(t)
 }
 
 // zeros never end.
@@ -148,9 +141,5 @@ func (w *world) volumeMetric(t *testing.T, name string) float64 {
 	if m == nil {
 		t.Fatalf("the metric is missing: %s", page)
 	}
-	value, err := strconv.ParseFloat(m[1], 64)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return value
+	return require.Value(strconv.ParseFloat(m[1], 64))(t)
 }

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/zarf-dev/zarf-registry/internal/release/state"
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 // TestGarbageCollection collects the blobs of images whose tags were moved, while nodes pull and
@@ -39,9 +40,7 @@ func TestGarbageCollection(t *testing.T) {
 	begun := func(t *testing.T) *exec.Cmd {
 		t.Helper()
 		cmd := w.command(t, w.hook, collect...)
-		if err := cmd.Start(); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, cmd.Start())
 		eventually(t, "zarf-registry status to report it", func() error {
 			if _, text := w.status(t); !strings.Contains(text, "collecting garbage") {
 				return fmt.Errorf("output: %s", text)
@@ -105,9 +104,7 @@ func TestGarbageCollection(t *testing.T) {
 	must(t, "a killed command does not block pushes", func(t *testing.T) {
 		replaceBig(t)
 		cmd := begun(t)
-		if err := cmd.Process.Kill(); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, cmd.Process.Kill())
 		_ = cmd.Wait() // error expected: it was killed
 		begin := time.Now()
 		replaceBig(t)

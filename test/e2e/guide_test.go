@@ -16,6 +16,7 @@ import (
 
 	"github.com/zarf-dev/zarf-registry/test/distributiontest"
 	"github.com/zarf-dev/zarf-registry/test/e2e/guide"
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 // machine is a machine with the tools that the pages require, on which their commands are run.
@@ -35,20 +36,13 @@ func newMachine(t *testing.T, w *world, programs map[string]string, system ...st
 	t.Helper()
 	g := &machine{world: w, home: t.TempDir(), dir: t.TempDir()}
 	bin := filepath.Join(g.home, "bin")
-	if err := os.Mkdir(bin, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.Mkdir(bin, 0o755))
 	for _, name := range system {
-		path, err := exec.LookPath(name)
-		if err != nil {
-			t.Fatal(err)
-		}
+		path := require.Value(exec.LookPath(name))(t)
 		programs[name] = path
 	}
 	for name, path := range programs {
-		if err := os.Symlink(path, filepath.Join(bin, name)); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, os.Symlink(path, filepath.Join(bin, name)))
 	}
 	g.path = bin
 	return g
@@ -58,10 +52,7 @@ func newMachine(t *testing.T, w *world, programs map[string]string, system ...st
 // and spaces.
 func (g *machine) follow(t *testing.T, page string) {
 	t.Helper()
-	content, err := os.ReadFile(filepath.Join("..", "..", "docs", filepath.FromSlash(page)))
-	if err != nil {
-		t.Fatal(err)
-	}
+	content := require.Value(os.ReadFile(filepath.Join("..", "..", "docs", filepath.FromSlash(page))))(t)
 	commands, err := guide.Commands(string(content))
 	if err != nil || len(commands) == 0 {
 		t.Fatalf("docs/%s has no commands, or output without a command: %v", page, err)
@@ -117,9 +108,7 @@ func (w *world) follows(t *testing.T, pages ...string) {
 	output(t, build)
 	bundle := "zarf-registry-bundle-" + version + ".tar.gz"
 	for _, name := range []string{bundle, bundle + ".sha256"} {
-		if err := os.Rename(filepath.Join(release, name), filepath.Join(g.dir, name)); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, os.Rename(filepath.Join(release, name), filepath.Join(g.dir, name)))
 	}
 	if runtime.GOARCH != "amd64" {
 		t.Fatalf("the pages show programs for amd64, this is %s", runtime.GOARCH)
@@ -140,10 +129,8 @@ func (w *world) exampleCom(t *testing.T, image string) []string {
 	server := httptest.NewTLSServer(distributiontest.NewApp(t)) // its certificate is valid for example.com and 127.0.0.1
 	t.Cleanup(server.Close)
 	ca := filepath.Join(t.TempDir(), "ca.crt")
-	if err := os.WriteFile(ca, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: server.Certificate().Raw}),
-		0o600); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.WriteFile(ca, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: server.Certificate().Raw}),
+		0o600))
 	output(t, w.command(t, w.hook, "images", "push", w.makeArchive(t, "example.com/"+image, 8),
 		"--to", server.Listener.Addr().String(), "--ca-file", ca))
 
@@ -171,9 +158,6 @@ func (w *world) exampleCom(t *testing.T, image string) []string {
 		_, _ = io.Copy(client, outside)
 	}))
 	t.Cleanup(proxy.Close)
-	api, err := url.Parse(w.config.Host)
-	if err != nil {
-		t.Fatal(err)
-	}
+	api := require.Value(url.Parse(w.config.Host))(t)
 	return []string{"HTTPS_PROXY=" + proxy.URL, "NO_PROXY=" + api.Hostname(), "SSL_CERT_FILE=" + ca}
 }

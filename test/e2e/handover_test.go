@@ -23,6 +23,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/api/reloadstatus"
 	"github.com/zarf-dev/zarf-registry/internal/payload/injector"
 	"github.com/zarf-dev/zarf-registry/internal/release/names"
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 // handsOver changes the proxies' program in place, as prepare does, and upgrades back to the chart's own.
@@ -67,18 +68,12 @@ func (w *world) proxyProgram(t *testing.T) (program, loader []byte) {
 	t.Helper()
 	dist := filepath.Join("..", "..", "internal", "payload", "embedded", "dist")
 	layer, err := os.Open(filepath.Join(dist, "registry-node-"+runtime.GOARCH+".tar.gz"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defer layer.Close()
 	z, err := gzip.NewReader(layer)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	archive := tar.NewReader(z)
-	if _, err := archive.Next(); err != nil {
-		t.Fatal(err)
-	}
+	require.Value(archive.Next())(t)
 	if program, err = io.ReadAll(archive); err != nil {
 		t.Fatal(err)
 	}
@@ -90,14 +85,9 @@ func (w *world) proxyProgram(t *testing.T) (program, loader []byte) {
 
 func encode(t *testing.T, program, loader []byte) *injector.Payload {
 	t.Helper()
-	layer, err := injector.BuildLayer("registry-node", program)
-	if err != nil {
-		t.Fatal(err)
-	}
+	layer := require.Value(injector.BuildLayer("registry-node", program))(t)
 	p, err := injector.Encode(injector.Program{Name: "registry-node", Architecture: runtime.GOARCH}, layer, loader)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return p
 }
 
@@ -106,14 +96,9 @@ func (w *world) plant(t *testing.T, p *injector.Payload) {
 	t.Helper()
 	for _, o := range p.Objects() {
 		name := injector.ConfigMapName(release, "", p.Program, o.Index)
-		patch, err := json.Marshal(map[string]any{"binaryData": o.Data})
-		if err != nil {
-			t.Fatal(err)
-		}
-		if _, err := w.client.CoreV1().ConfigMaps(namespace).Patch(t.Context(), name, types.MergePatchType, patch,
-			metav1.PatchOptions{}); err != nil {
-			t.Fatal(err)
-		}
+		patch := require.Value(json.Marshal(map[string]any{"binaryData": o.Data}))(t)
+		require.Value(w.client.CoreV1().ConfigMaps(namespace).Patch(t.Context(), name, types.MergePatchType, patch,
+			metav1.PatchOptions{}))(t)
 	}
 	output(t, w.command(t, w.kubectl, "annotate", "pods", "-n", namespace, "-l", "app.kubernetes.io/component=proxy",
 		"--overwrite", names.AnnotationRefreshed+"="+time.Now().Format(time.RFC3339)))
@@ -122,10 +107,7 @@ func (w *world) plant(t *testing.T, p *injector.Payload) {
 // proxiesRun waits until all proxies run the program of a payload.
 func (w *world) proxiesRun(t *testing.T, p *injector.Payload) {
 	t.Helper()
-	manifest, err := injector.ParseManifest(p.Manifest)
-	if err != nil {
-		t.Fatal(err)
-	}
+	manifest := require.Value(injector.ParseManifest(p.Manifest))(t)
 	want := fmt.Sprintf("%x", manifest.ProgramSHA256)
 	eventually(t, "the proxies to run program "+want, func() error {
 		for _, pod := range w.pods(t, names.ComponentProxy) {

@@ -22,6 +22,7 @@ import (
 
 	"github.com/zarf-dev/zarf-registry/internal/release/state"
 	"github.com/zarf-dev/zarf-registry/test/e2e/scenarios"
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 const (
@@ -144,10 +145,7 @@ func (w *world) firstPull(t *testing.T, node, image string, args ...string) {
 		return nil
 	})
 	pulled := time.Now()
-	n, err := w.client.CoreV1().Nodes().Get(t.Context(), node, metav1.GetOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	n := require.Value(w.client.CoreV1().Nodes().Get(t.Context(), node, metav1.GetOptions{}))(t)
 	for _, c := range n.Status.Conditions {
 		if c.Type != corev1.NodeReady {
 			continue
@@ -207,12 +205,10 @@ func (w *world) healersAreSmall(t *testing.T) {
 
 func (w *world) scaleHealer(t *testing.T, replicas int32) {
 	t.Helper()
-	if _, err := w.client.AppsV1().Deployments(namespace).UpdateScale(t.Context(), release+"-healer", &autoscalingv1.Scale{
+	require.Value(w.client.AppsV1().Deployments(namespace).UpdateScale(t.Context(), release+"-healer", &autoscalingv1.Scale{
 		ObjectMeta: metav1.ObjectMeta{Name: release + "-healer", Namespace: namespace},
 		Spec:       autoscalingv1.ScaleSpec{Replicas: replicas},
-	}, metav1.UpdateOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	}, metav1.UpdateOptions{}))(t)
 	if replicas > 0 {
 		return
 	}
@@ -265,9 +261,7 @@ func (w *world) chosenPause(t *testing.T) string {
 	t.Helper()
 	set, err := w.client.AppsV1().DaemonSets(namespace).Get(t.Context(), "zarf-registry-proxy-"+runtime.GOARCH,
 		metav1.GetOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return set.Spec.Template.Spec.Containers[0].Image
 }
 
@@ -278,11 +272,7 @@ type healed struct {
 
 func (w *world) heal(t *testing.T, args ...string) healed {
 	t.Helper()
-	h, err := w.tryHeal(t, args...)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return h
+	return require.Value(w.tryHeal(t, args...))(t)
 }
 
 // tryHeal returns an error while a pod or node waits.
@@ -299,20 +289,13 @@ func (w *world) tryHeal(t *testing.T, args ...string) (h healed, err error) {
 func (w *world) healerIsLimited(t *testing.T) {
 	token, err := w.client.CoreV1().ServiceAccounts(namespace).CreateToken(t.Context(), release+"-healer",
 		&authenticationv1.TokenRequest{}, metav1.CreateOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	config := rest.AnonymousClientConfig(w.config)
 	config.BearerToken = token.Status.Token
-	healer, err := kubernetes.NewForConfig(config)
-	if err != nil {
-		t.Fatal(err)
-	}
+	healer := require.Value(kubernetes.NewForConfig(config))(t)
 	policy, err := w.client.AdmissionregistrationV1().ValidatingAdmissionPolicies().Get(t.Context(),
 		namespace+"-"+release+"-healer", metav1.GetOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	if checked := policy.Status.TypeChecking; checked == nil || len(checked.ExpressionWarnings) > 0 {
 		t.Errorf("the API server warns about policy %s: %s", policy.Name, mustJSON(checked))
 	}
@@ -321,9 +304,7 @@ func (w *world) healerIsLimited(t *testing.T) {
 	other.Namespace = namespace
 	other.Spec.InitContainers = slices.Clone(other.Spec.Containers)
 	other.Spec.InitContainers[0].Name = "init"
-	if _, err := w.client.CoreV1().Pods(namespace).Create(t.Context(), other, metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	require.Value(w.client.CoreV1().Pods(namespace).Create(t.Context(), other, metav1.CreateOptions{}))(t)
 	defer w.deletePod(t, other.Name, 0)
 	proxy := w.pods(t, "proxy")[0].Name
 	dry := metav1.PatchOptions{DryRun: []string{metav1.DryRunAll}}

@@ -19,6 +19,7 @@ import (
 
 	"github.com/zarf-dev/zarf-registry/internal/release/plan"
 	"github.com/zarf-dev/zarf-registry/internal/release/state"
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 // TestHelm uses Helm 3 and Helm 4 in turn on one release, with their options to reuse values, wait
@@ -206,19 +207,13 @@ func TestTemplates(t *testing.T) {
 func (w *world) killSwitch(t *testing.T) {
 	t.Helper()
 	upgrade := w.chart(t, "upgrade", nodePortMode)
-	if err := upgrade.Start(); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, upgrade.Start())
 	job := w.waitForJobPod(t, "finish")
-	if err := upgrade.Process.Kill(); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, upgrade.Process.Kill())
 	upgrade.Wait()
 	foreground := metav1.DeletePropagationForeground
-	if err := w.client.BatchV1().Jobs(namespace).Delete(t.Context(), release+"-finish",
-		metav1.DeleteOptions{PropagationPolicy: &foreground}); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, w.client.BatchV1().Jobs(namespace).Delete(t.Context(), release+"-finish",
+		metav1.DeleteOptions{PropagationPolicy: &foreground}))
 	w.deletePod(t, job.Name, 0)
 	if s := w.saved(t); s.Phase != state.PhasePrepared || s.Desired.Mode != state.ModeNodePort {
 		t.Fatalf("the switch is not half done: %s", mustJSON(s))
@@ -260,10 +255,7 @@ func (w *world) onlyNodePortAnswers(t *testing.T) {
 }
 
 func (w *world) onlyProxiesAnswer(t *testing.T) {
-	services, err := w.client.CoreV1().Services(metav1.NamespaceAll).List(t.Context(), metav1.ListOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	services := require.Value(w.client.CoreV1().Services(metav1.NamespaceAll).List(t.Context(), metav1.ListOptions{}))(t)
 	for _, s := range services.Items {
 		if s.Spec.Type == corev1.ServiceTypeNodePort && s.Labels[plan.LabelProxyName] == "" {
 			t.Errorf("Service %s/%s has a node port", s.Namespace, s.Name)
@@ -290,20 +282,13 @@ func (w *world) revision(t *testing.T) string {
 func newerChart(t *testing.T) string {
 	t.Helper()
 	dir := filepath.Join(t.TempDir(), "zarf-registry")
-	if err := os.CopyFS(dir, os.DirFS(built(t, "E2E_CHART"))); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.CopyFS(dir, os.DirFS(built(t, "E2E_CHART"))))
 	file := filepath.Join(dir, "Chart.yaml")
-	data, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	data := require.Value(os.ReadFile(file))(t)
 	lines := bytes.Split(data, []byte("\n"))
 	i := slices.IndexFunc(lines, func(line []byte) bool { return bytes.HasPrefix(line, []byte("version: ")) })
 	lines[i] = []byte("version: 99.0.0")
-	if err := os.WriteFile(file, bytes.Join(lines, []byte("\n")), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.WriteFile(file, bytes.Join(lines, []byte("\n")), 0o600))
 	return dir
 }
 
@@ -311,19 +296,14 @@ func newerChart(t *testing.T) string {
 // Kubernetes' own controllers: with server-side apply only the owner may change it.
 func (w *world) fieldsAreHelms(t *testing.T) {
 	t.Helper()
-	client, err := dynamic.NewForConfig(w.config)
-	if err != nil {
-		t.Fatal(err)
-	}
+	client := require.Value(dynamic.NewForConfig(w.config))(t)
 	seen := 0
 	for _, kind := range []string{"v1/services", "v1/configmaps", "v1/serviceaccounts", "v1/persistentvolumeclaims",
 		"apps/v1/deployments", "apps/v1/daemonsets", "batch/v1/cronjobs", "networking.k8s.io/v1/networkpolicies",
 		"rbac.authorization.k8s.io/v1/roles"} {
 		list, err := client.Resource(resource(kind)).Namespace(namespace).List(t.Context(),
 			metav1.ListOptions{LabelSelector: "app.kubernetes.io/managed-by=Helm"})
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		for _, o := range list.Items {
 			if o.GetName() == release+"-nodeport" {
 				continue // the Jobs own it
@@ -422,10 +402,7 @@ func (r rendering) apply(t *testing.T) {
 // pauseImage returns a pause image that a node reports.
 func (w *world) pauseImage(t *testing.T) string {
 	t.Helper()
-	nodes, err := w.client.CoreV1().Nodes().List(t.Context(), metav1.ListOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	nodes := require.Value(w.client.CoreV1().Nodes().List(t.Context(), metav1.ListOptions{}))(t)
 	for _, image := range nodes.Items[0].Status.Images {
 		if i := slices.IndexFunc(image.Names, func(name string) bool { return strings.Contains(name, "/pause:") }); i >= 0 {
 			return image.Names[i]

@@ -20,6 +20,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 // hostileImage tries to influence the program that is injected into it.
@@ -181,9 +183,7 @@ func (w *world) setImage(t *testing.T, pod corev1.Pod, image string) {
 	patch := fmt.Sprintf(`[{"op":"replace","path":"/spec/containers/0/image","value":%q}]`, image)
 	_, err := w.client.CoreV1().Pods(pod.Namespace).Patch(t.Context(), pod.Name, types.JSONPatchType, []byte(patch),
 		metav1.PatchOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 }
 
 // archive writes the image to an archive and returns its path.
@@ -194,12 +194,8 @@ func (h hostileImage) archive(t *testing.T, reference string) string {
 	add := func(header tar.Header, data string) {
 		header.Name = strings.TrimPrefix(header.Name, "/")
 		header.Size = int64(len(data))
-		if err := w.WriteHeader(&header); err != nil {
-			t.Fatal(err)
-		}
-		if _, err := io.WriteString(w, data); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, w.WriteHeader(&header))
+		require.Value(io.WriteString(w, data))(t)
 	}
 	added := map[string]bool{} // CRI-O refuses a layer with a path twice
 	folders := func(file string) {
@@ -221,35 +217,22 @@ func (h hostileImage) archive(t *testing.T, reference string) string {
 		folders(link)
 		add(tar.Header{Typeflag: tar.TypeSymlink, Name: link, Linkname: to, Mode: 0o777}, "")
 	}
-	if err := w.Close(); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, w.Close())
 	layer, err := tarball.LayerFromOpener(func() (io.ReadCloser, error) {
 		return io.NopCloser(bytes.NewReader(content.Bytes())), nil
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	image, err := mutate.AppendLayers(empty.Image, layer)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	file, err := image.ConfigFile()
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	file = file.DeepCopy()
 	file.OS, file.Architecture, file.Config = "linux", runtime.GOARCH, h.config
 	if image, err = mutate.ConfigFile(image, file); err != nil {
 		t.Fatal(err)
 	}
-	tag, err := name.NewTag(reference)
-	if err != nil {
-		t.Fatal(err)
-	}
+	tag := require.Value(name.NewTag(reference))(t)
 	archive := filepath.Join(t.TempDir(), "image.tar")
-	if err := tarball.WriteToFile(archive, tag, image); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, tarball.WriteToFile(archive, tag, image))
 	return archive
 }

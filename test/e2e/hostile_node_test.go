@@ -17,6 +17,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/zarf-dev/zarf-registry/internal/release/state"
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 // testHostileNode does what root on worker n2 can do, in proxy mode.
@@ -37,14 +38,9 @@ func (w *world) deniesEgress(t *testing.T) {
 	if out, err := w.onNode(t, "n2", "timeout", "10", "crictl", "pull", image); err == nil {
 		t.Fatalf("a pull succeeded although egress is denied: %s", out)
 	}
-	policies, err := os.ReadFile("../../docs/reference/policies/egress.yaml")
-	if err != nil {
-		t.Fatal(err)
-	}
+	policies := require.Value(os.ReadFile("../../docs/reference/policies/egress.yaml"))(t)
 	slice, err := w.client.DiscoveryV1().EndpointSlices("default").Get(t.Context(), "kubernetes", metav1.GetOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	if port := *slice.Ports[0].Port; port != 6443 {
 		t.Fatalf("the port of the API server is %d", port)
 	}
@@ -61,29 +57,19 @@ func (w *world) hostileState(t *testing.T) {
 	accounts := w.client.CoreV1().ServiceAccounts(namespace)
 	token, err := accounts.CreateToken(t.Context(), release+"-certificates", &authenticationv1.TokenRequest{},
 		metav1.CreateOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	config := rest.AnonymousClientConfig(w.config)
 	config.BearerToken = token.Status.Token
-	client, err := kubernetes.NewForConfig(config)
-	if err != nil {
-		t.Fatal(err)
-	}
+	client := require.Value(kubernetes.NewForConfig(config))(t)
 	secrets := client.CoreV1().Secrets(namespace)
 	change := func(change func(saved map[string]any)) {
 		t.Helper()
-		secret, err := secrets.Get(t.Context(), release+"-state", metav1.GetOptions{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		secret := require.Value(secrets.Get(t.Context(), release+"-state", metav1.GetOptions{}))(t)
 		var saved map[string]any
 		decode(t, string(secret.Data[state.Key]), &saved)
 		change(saved)
 		secret.Data[state.Key] = []byte(mustJSON(saved))
-		if _, err := secrets.Update(t.Context(), secret, metav1.UpdateOptions{}); err != nil {
-			t.Fatal(err)
-		}
+		require.Value(secrets.Update(t.Context(), secret, metav1.UpdateOptions{}))(t)
 	}
 	var good any
 	change(func(saved map[string]any) {
@@ -125,9 +111,7 @@ func (w *world) staticPods(t *testing.T) {
 	joined := func() bool {
 		slices, err := w.client.DiscoveryV1().EndpointSlices(namespace).List(t.Context(),
 			metav1.ListOptions{LabelSelector: discoveryv1.LabelServiceName + "=" + release + "-nodeport"})
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		return strings.Contains(mustJSON(slices.Items), `"static-n2"`)
 	}
 	w.helmChart(t, "upgrade", nodePortMode, "--set=refuseStaticPods=false")

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/zarf-dev/zarf-registry/internal/status"
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 // done is a completed step that init-hook logged.
@@ -38,13 +39,9 @@ func (w *world) install(t *testing.T, onStep func(*exec.Cmd, done), args ...stri
 	var stdout strings.Builder
 	cmd.Stdout = &stdout
 	stderr, err := cmd.StderrPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	begin := time.Now()
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, cmd.Start())
 	var r installRun
 	for scanner := bufio.NewScanner(stderr); scanner.Scan(); {
 		r.text += scanner.Text() + "\n"

@@ -17,6 +17,8 @@ import (
 	"github.com/opencontainers/image-spec/specs-go"
 	v1 "github.com/opencontainers/image-spec/specs-go/v1"
 	"golang.org/x/sys/unix"
+
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 // largeLayers are the sizes of the layers of the image of TestLargeImage, 8 GiB together.
@@ -28,9 +30,7 @@ func TestLargeImage(t *testing.T) {
 	// The registry, the container runtime, and the cache store the image; the files that are pushed are sparse.
 	const needed = 20 << 30
 	var free unix.Statfs_t
-	if err := unix.Statfs(os.TempDir(), &free); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, unix.Statfs(os.TempDir(), &free))
 	if have := int64(free.Bavail) * free.Bsize; have < needed { //nolint:gosec // below 8 EiB
 		t.Skipf("SKIPPED, NOTHING CHECKED: needs %d GiB of disk, has %d", needed>>30, have>>30)
 	}
@@ -75,27 +75,17 @@ func TestLargeImage(t *testing.T) {
 func writeLargeLayout(t *testing.T, reference string) string {
 	t.Helper()
 	dir := t.TempDir()
-	if err := os.MkdirAll(filepath.Join(dir, "blobs", "sha256"), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.MkdirAll(filepath.Join(dir, "blobs", "sha256"), 0o755))
 	write := func(mediaType string, content any) v1.Descriptor {
-		data, err := json.Marshal(content)
-		if err != nil {
-			t.Fatal(err)
-		}
+		data := require.Value(json.Marshal(content))(t)
 		d := v1.Descriptor{MediaType: mediaType, Digest: digest.FromBytes(data), Size: int64(len(data))}
-		if err := os.WriteFile(filepath.Join(dir, "blobs", "sha256", d.Digest.Encoded()), data, 0o600); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, os.WriteFile(filepath.Join(dir, "blobs", "sha256", d.Digest.Encoded()), data, 0o600))
 		return d
 	}
 	m := v1.Manifest{Versioned: specs.Versioned{SchemaVersion: 2}, MediaType: v1.MediaTypeImageManifest}
 	config := v1.Image{Platform: v1.Platform{OS: "linux", Architecture: "amd64"}, RootFS: v1.RootFS{Type: "layers"}}
 	for i, size := range largeLayers {
-		d, err := writeLargeLayer(dir, fmt.Sprintf("large-%d", i), size)
-		if err != nil {
-			t.Fatal(err)
-		}
+		d := require.Value(writeLargeLayer(dir, fmt.Sprintf("large-%d", i), size))(t)
 		m.Layers = append(m.Layers, v1.Descriptor{MediaType: v1.MediaTypeImageLayer, Digest: d, Size: size})
 		config.RootFS.DiffIDs = append(config.RootFS.DiffIDs, d)
 	}
@@ -105,9 +95,7 @@ func writeLargeLayout(t *testing.T, reference string) string {
 	index := mustJSON(v1.Index{Versioned: specs.Versioned{SchemaVersion: 2}, MediaType: v1.MediaTypeImageIndex,
 		Manifests: []v1.Descriptor{manifest}})
 	for name, content := range map[string]string{"index.json": index, "oci-layout": `{"imageLayoutVersion":"1.0.0"}`} {
-		if err := os.WriteFile(filepath.Join(dir, name), []byte(content), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, os.WriteFile(filepath.Join(dir, name), []byte(content), 0o600))
 	}
 	return dir
 }

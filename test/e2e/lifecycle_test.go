@@ -15,6 +15,8 @@ import (
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 // removalJSON is the output of images delete and images prune.
@@ -127,9 +129,7 @@ func (w *world) scheduled(t *testing.T, name, image string) {
 			}},
 		},
 	}
-	if _, err := jobs.Create(t.Context(), job, metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	require.Value(jobs.Create(t.Context(), job, metav1.CreateOptions{}))(t)
 	t.Cleanup(func() {
 		if err := jobs.Delete(context.Background(), name, metav1.DeleteOptions{}); err != nil {
 			t.Error(err)
@@ -146,9 +146,7 @@ func testThinArchive(t *testing.T, w *world) {
 	list := filepath.Join(dir, "inventory.bin")
 	output(t, w.command(t, w.hook, "images", "inventory", "--out", list))
 	info, err := os.Stat(list)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	t.Logf("figure: the inventory has %d bytes", info.Size())
 
 	refs := []string{connected + "/thin/base:1", connected + "/thin/new:1"}

@@ -12,6 +12,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 // count is what one of the test program's loops counted.
@@ -191,9 +193,7 @@ func (w *world) loopReports(t *testing.T, env []string,
 	})
 	return func() map[string]report {
 		t.Helper()
-		if err := end(); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, end())
 		reports := map[string]report{}
 		for i, node := range w.nodes {
 			var r report

@@ -29,6 +29,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/cluster"
 	"github.com/zarf-dev/zarf-registry/internal/pki"
 	"github.com/zarf-dev/zarf-registry/internal/release/state"
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 // TestMainJob covers the life of an installation in proxy mode on an IPv4 cluster whose nodes hold
@@ -124,9 +125,7 @@ func TestImages(t *testing.T) {
 	w.Run(t, "a push continues when the registry's pod dies", func(t *testing.T) { testPushOutlivesPod(t, w) })
 	w.Run(t, "an invalid archive is refused before anything is sent", func(t *testing.T) {
 		file := filepath.Join(t.TempDir(), "rubbish.tar")
-		if err := os.WriteFile(file, []byte("rubbish"), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, os.WriteFile(file, []byte("rubbish"), 0o600))
 		_, errOut, err := try(w.command(t, w.hook, "images", "push", file))
 		if err == nil || !strings.Contains(errOut, file) {
 			t.Errorf("the error is %v: %s", err, errOut)
@@ -140,9 +139,7 @@ func (w *world) reportInstall(t *testing.T) {
 	t.Helper()
 	cms, err := w.client.CoreV1().ConfigMaps(namespace).List(t.Context(),
 		metav1.ListOptions{LabelSelector: "app.kubernetes.io/component=payload"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	total, node := 0, 0
 	for _, cm := range cms.Items {
 		for key, data := range cm.BinaryData {
@@ -159,9 +156,7 @@ func (w *world) reportInstall(t *testing.T) {
 		len(cms.Items), node, total)
 	jobs, err := w.client.CoreV1().Events(namespace).List(t.Context(),
 		metav1.ListOptions{FieldSelector: "involvedObject.kind=Pod,reason=Started"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	var prepared time.Time
 	for _, e := range jobs.Items {
 		if strings.Contains(e.InvolvedObject.Name, "-prepare-") {
@@ -192,9 +187,7 @@ func testInterruptedPush(t *testing.T, w *world) {
 	before := w.stored(t)
 	push := w.command(t, w.hook, "images", "push", archive)
 	w.stopOnce(t, push, "a blob to be stored", func() bool { return w.stored(t).blobs >= before.blobs+size })
-	if err := errors.Join(push.Process.Signal(os.Interrupt), push.Process.Signal(syscall.SIGCONT)); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, errors.Join(push.Process.Signal(os.Interrupt), push.Process.Signal(syscall.SIGCONT)))
 	if err := push.Wait(); err == nil {
 		t.Fatal("the interrupted push succeeded")
 	}
@@ -217,10 +210,8 @@ func (w *world) pushed(t *testing.T, archive string) (sent, skipped int64) {
 	var results struct {
 		Items []struct{ BytesSent, BytesSkipped int64 }
 	}
-	if err := json.Unmarshal([]byte(output(t, w.command(t, w.hook, "images", "push", "-o", "json", archive))),
-		&results); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, json.Unmarshal([]byte(output(t, w.command(t, w.hook, "images", "push", "-o", "json", archive))),
+		&results))
 	for _, r := range results.Items {
 		sent, skipped = sent+r.BytesSent, skipped+r.BytesSkipped
 	}
@@ -231,18 +222,14 @@ func (w *world) pushed(t *testing.T, archive string) (sent, skipped int64) {
 // complete it before.
 func (w *world) stopOnce(t *testing.T, cmd *exec.Cmd, what string, condition func() bool) {
 	t.Helper()
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, cmd.Start())
 	for end := time.Now().Add(patience); !condition(); time.Sleep(5 * time.Millisecond) {
 		if time.Now().After(end) {
 			cmd.Process.Kill()
 			t.Fatalf("waited %s for %s: %v", patience, what, cmd.Wait())
 		}
 	}
-	if err := cmd.Process.Signal(syscall.SIGSTOP); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, cmd.Process.Signal(syscall.SIGSTOP))
 }
 
 // content is how many bytes of blobs and of unfinished uploads the registry's volume has, which is a directory
@@ -254,10 +241,7 @@ func (w *world) stored(t *testing.T) (c content) {
 	for part, size := range map[string]*int64{
 		"blobs/*/*/*/data": &c.blobs, "repositories/e2e/*/_uploads/*/data": &c.uploads,
 	} {
-		files, err := filepath.Glob(w.stateOf("volumes/*/docker/registry/v2", part))
-		if err != nil {
-			t.Fatal(err)
-		}
+		files := require.Value(filepath.Glob(w.stateOf("volumes/*/docker/registry/v2", part)))(t)
 		for _, file := range files {
 			if info, err := os.Stat(file); err == nil { // an upload that ends moves its file
 				*size += info.Size()
@@ -286,10 +270,8 @@ func testCopyAndList(t *testing.T, w *world) {
 		t.Errorf("copy printed %q, want %q", got, want)
 	}
 	var listed struct{ Items []struct{ Reference string } }
-	if err := json.Unmarshal([]byte(output(t, w.command(t, w.hook, "images", "list", "-o", "json", "--store-dir",
-		t.TempDir()))), &listed); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, json.Unmarshal([]byte(output(t, w.command(t, w.hook, "images", "list", "-o", "json", "--store-dir",
+		t.TempDir()))), &listed))
 	var found []string
 	for _, image := range listed.Items {
 		found = append(found, image.Reference)
@@ -312,9 +294,7 @@ func testPushOutlivesPod(t *testing.T, w *world) {
 	previous := w.waitForRegistry(t, "")
 	w.stopOnce(t, push, "a part of a blob to be stored", func() bool { return w.stored(t).uploads >= 20<<20 })
 	w.deletePod(t, previous.Name, 0)
-	if err := push.Process.Signal(syscall.SIGCONT); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, push.Process.Signal(syscall.SIGCONT))
 	if err := push.Wait(); err != nil {
 		t.Fatalf("%v: %s", err, errOut.String())
 	}
@@ -438,30 +418,19 @@ func testAuthorization(t *testing.T, w *world) {
 		return cluster.PortForward(w.config, w.client)(ctx, &registry[0], 5000)
 	}
 	secret := func(name string) map[string][]byte {
-		s, err := w.client.CoreV1().Secrets(namespace).Get(t.Context(), release+name, metav1.GetOptions{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		s := require.Value(w.client.CoreV1().Secrets(namespace).Get(t.Context(), release+name, metav1.GetOptions{}))(t)
 		return s.Data
 	}
 	roots := x509.NewCertPool()
 	roots.AppendCertsFromPEM(secret("-node-tls")["ca.crt"])
 	certificate := func(data map[string][]byte) []tls.Certificate {
-		c, err := tls.X509KeyPair(data["tls.crt"], data["tls.key"])
-		if err != nil {
-			t.Fatal(err)
-		}
+		c := require.Value(tls.X509KeyPair(data["tls.crt"], data["tls.key"]))(t)
 		return []tls.Certificate{c}
 	}
-	foreign, err := pki.NewCA("foreign", time.Now(), 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	foreign := require.Value(pki.NewCA("foreign", time.Now(), 0))(t)
 	stranger, err := foreign.Issue(pki.Leaf{CommonName: "stranger", Organization: pki.OrganizationPush,
 		Usages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}}, time.Now())
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	node, push := certificate(secret("-node-tls")), certificate(secret("-push-tls"))
 	password := string(secret("-credentials")["password"])
 	const manifest, upload = "/v2/e2e/hello/manifests/1", "/v2/e2e/hello/blobs/uploads/"
@@ -489,10 +458,7 @@ func testAuthorization(t *testing.T, w *world) {
 					Certificates: c.certificates},
 			}, Timeout: 2 * time.Minute}
 			defer client.CloseIdleConnections()
-			request, err := http.NewRequest(c.method, "https://registry"+c.path, nil)
-			if err != nil {
-				t.Fatal(err)
-			}
+			request := require.Value(http.NewRequest(c.method, "https://registry"+c.path, nil))(t)
 			if c.password != "" {
 				request.SetBasicAuth("zarf-push", c.password)
 			}
@@ -503,9 +469,7 @@ func testAuthorization(t *testing.T, w *world) {
 				}
 				return
 			}
-			if err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, err)
 			response.Body.Close()
 			if response.StatusCode != c.status {
 				t.Errorf("status is %d, want %d", response.StatusCode, c.status)
@@ -540,20 +504,12 @@ func testRegistryRestart(t *testing.T, w *world) {
 func (w *world) changeClusterIP(t *testing.T) {
 	t.Helper()
 	services := w.client.CoreV1().Services(namespace)
-	before, err := services.Get(t.Context(), release, metav1.GetOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := services.Delete(t.Context(), release, metav1.DeleteOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	before := require.Value(services.Get(t.Context(), release, metav1.GetOptions{}))(t)
+	require.NoError(t, services.Delete(t.Context(), release, metav1.DeleteOptions{}))
 	again := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Name: release, Labels: before.Labels,
 		Annotations: before.Annotations}, Spec: before.Spec}
 	again.Spec.ClusterIP, again.Spec.ClusterIPs = "", nil
-	after, err := services.Create(t.Context(), again, metav1.CreateOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	after := require.Value(services.Create(t.Context(), again, metav1.CreateOptions{}))(t)
 	if after.Spec.ClusterIP == before.Spec.ClusterIP {
 		t.Errorf("the ClusterIP is %s again", after.Spec.ClusterIP)
 	}
@@ -634,23 +590,17 @@ func testPortTaken(t *testing.T, w *world) { w.portIsOurs(t) }
 
 func testRegistryMoves(t *testing.T, w *world) {
 	claim, err := w.client.CoreV1().PersistentVolumeClaims(namespace).Get(t.Context(), release, metav1.GetOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	volume, err := w.client.CoreV1().PersistentVolumes().Get(t.Context(), claim.Spec.VolumeName, metav1.GetOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	if w.name == "" && volume.Spec.NodeAffinity != nil { // as those of kind and K3s
 		t.Skip("SKIPPED, NOTHING CHECKED: the volume of the registry is bound to a node")
 	}
 	old := w.pods(t, "registry")[0]
 	cordon := func(on bool) {
 		patch := fmt.Sprintf(`{"spec":{"unschedulable":%t}}`, on)
-		if _, err := w.client.CoreV1().Nodes().Patch(t.Context(), old.Spec.NodeName, "application/merge-patch+json",
-			[]byte(patch), metav1.PatchOptions{}); err != nil {
-			t.Fatal(err)
-		}
+		require.Value(w.client.CoreV1().Nodes().Patch(t.Context(), old.Spec.NodeName, "application/merge-patch+json",
+			[]byte(patch), metav1.PatchOptions{}))(t)
 	}
 	archive := w.makeArchive(t, "example.com/e2e/moved:1", 1<<20) // which no node has
 	w.push(t, archive)
@@ -761,9 +711,7 @@ func testBrokenPayload(t *testing.T, w *world) {
 	w.testClusterOnly(t)
 	cms := w.client.CoreV1().ConfigMaps(namespace)
 	list, err := cms.List(t.Context(), metav1.ListOptions{LabelSelector: "app.kubernetes.io/component=payload"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	i := slices.IndexFunc(list.Items, func(cm corev1.ConfigMap) bool {
 		return strings.HasSuffix(cm.Name,
 			"-registry-node-amd64-01")
@@ -773,17 +721,13 @@ func testBrokenPayload(t *testing.T, w *world) {
 	}
 	good := list.Items[i]
 	remove := func(t *testing.T) {
-		if err := cms.Delete(t.Context(), good.Name, metav1.DeleteOptions{}); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, cms.Delete(t.Context(), good.Name, metav1.DeleteOptions{}))
 	}
 	create := func(t *testing.T, change func(chunk []byte)) {
 		cm := good.DeepCopy()
 		cm.ResourceVersion, cm.UID = "", ""
 		change(cm.BinaryData["chunk-01"])
-		if _, err := cms.Create(t.Context(), cm, metav1.CreateOptions{}); err != nil {
-			t.Fatal(err)
-		}
+		require.Value(cms.Create(t.Context(), cm, metav1.CreateOptions{}))(t)
 	}
 	complains := func(t *testing.T, node, previous string) {
 		t.Helper()
@@ -889,14 +833,10 @@ func (w *world) kubeconfigOfNobody(t *testing.T) string {
 			t.Fatal(err)
 		}
 	}
-	if err := os.WriteFile(ca, authority, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.WriteFile(ca, authority, 0o600))
 	content := fmt.Sprintf("apiVersion: v1\nkind: Config\nclusters: [{name: c, cluster: {server: %q, "+
 		"certificate-authority: %q}}]\nusers: [{name: u, user: {token: %q}}]\ncontexts: [{name: x, context: {cluster: c, "+
 		"user: u}}]\ncurrent-context: x\n", w.config.Host, ca, token)
-	if err := os.WriteFile(file, []byte(content), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.WriteFile(file, []byte(content), 0o600))
 	return file
 }

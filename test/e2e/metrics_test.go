@@ -13,6 +13,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/zarf-dev/zarf-registry/test/golden"
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 // testMetrics scrapes every pod and compares the names of metrics and labels with the captured
@@ -33,9 +34,7 @@ func testMetrics(t *testing.T, w *world, exposed bool) {
 		for i, p := range pods {
 			page := w.scrape(t, p, port)
 			if *golden.Update && exposed && i == 0 {
-				if err := os.WriteFile(file, []byte(withoutVersions(page)), 0o644); err != nil {
-					t.Fatal(err)
-				}
+				require.NoError(t, os.WriteFile(file, []byte(withoutVersions(page)), 0o644))
 			}
 			captured, err := os.ReadFile(file)
 			if err != nil {

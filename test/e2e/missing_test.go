@@ -9,6 +9,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 // missing runs zarf-registry images missing, which must exit with a code. It returns what that prints.
@@ -35,19 +37,15 @@ func testMissing(t *testing.T, w *world) {
 		output(t, w.command(t, w.hook, "images", "push", "--to", connected, "--plain-http", w.makeArchive(t, ref, 8)))
 	}
 	manifest := filepath.Join(dir, "shop.yaml")
-	if err := os.WriteFile(manifest, fmt.Appendf(nil, "# Source: shop/templates/deployment.yaml\napiVersion: apps/v1\n"+
+	require.NoError(t, os.WriteFile(manifest, fmt.Appendf(nil, "# Source: shop/templates/deployment.yaml\napiVersion: apps/v1\n"+
 		"kind: Deployment\nmetadata: {name: shop, namespace: kube-system}\n"+
 		"spec: {template: {spec: {containers: [{image: %q}, {image: %q}]}}}\n",
-		there, absent), 0o600); err != nil {
-		t.Fatal(err)
-	}
+		there, absent), 0o600))
 	// bring carries what a list names into the cluster.
 	bring := func(list string) {
 		t.Helper()
 		file, archive := filepath.Join(dir, "images.txt"), filepath.Join(dir, "images.tar")
-		if err := os.WriteFile(file, []byte(list), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, os.WriteFile(file, []byte(list), 0o600))
 		output(t, w.command(t, w.hook, "images", "pull", "--plain-http", "--no-store", "--file", file, "--out", archive))
 		w.push(t, archive)
 	}

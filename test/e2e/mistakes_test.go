@@ -7,6 +7,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 // TestMistakes makes mistakes in the values of a first installation. Preflight names the value or the object, and
@@ -52,9 +54,7 @@ func TestMistakes(t *testing.T) {
 		}
 	})
 	slow := &storagev1.StorageClass{ObjectMeta: metav1.ObjectMeta{Name: "slow"}, Provisioner: "example.com/none"}
-	if _, err := w.client.StorageV1().StorageClasses().Create(t.Context(), slow, metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	require.Value(w.client.StorageV1().StorageClasses().Create(t.Context(), slow, metav1.CreateOptions{}))(t)
 	must(t, "a provisioner that does not exist, and the installation is uninstalled", func(t *testing.T) {
 		w.failsToInstall(t, "60s", []string{"unbound immediate PersistentVolumeClaims", "zarf-registry uninstall --namespace"},
 			storageOn("slow"))
@@ -104,9 +104,7 @@ func (w *world) failsToInstall(t *testing.T, timeout string, words []string, arg
 func (w *world) claimHas(t *testing.T, class string) {
 	t.Helper()
 	claim, err := w.client.CoreV1().PersistentVolumeClaims(w.namespace).Get(t.Context(), release, metav1.GetOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	if got := claim.Spec.StorageClassName; got == nil || *got != class || claim.Status.Phase != corev1.ClaimBound {
 		t.Errorf("the claim is %s", mustJSON(claim))
 	}

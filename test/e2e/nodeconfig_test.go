@@ -23,6 +23,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/zarf-dev/zarf-registry/internal/status"
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 const (
@@ -266,10 +267,8 @@ func TestNodeConfig(t *testing.T) {
 			"/configure/": "hosts.toml", "/registry/": "listening", "/proxy/": "listening"})
 	})
 	must(t, "helm uninstall restores the files", func(t *testing.T) {
-		if err := w.client.CoreV1().Secrets(namespace).Delete(t.Context(), "corp-registries",
-			metav1.DeleteOptions{}); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, w.client.CoreV1().Secrets(namespace).Delete(t.Context(), "corp-registries",
+			metav1.DeleteOptions{}))
 		w.uninstall(t)
 		restored(t)
 		w.findNone(t, secrets, "", logs, map[string]string{"zarf_" + release + "-cleanup-": "step done"})
@@ -289,9 +288,7 @@ func TestNodeConfig(t *testing.T) {
 func random(t *testing.T) string {
 	t.Helper()
 	word := make([]byte, 12)
-	if _, err := rand.Read(word); err != nil {
-		t.Fatal(err)
-	}
+	require.Value(rand.Read(word))(t)
 	return hex.EncodeToString(word)
 }
 
@@ -412,15 +409,10 @@ func (w *world) valuesFile(t *testing.T, verb, values string) []string {
 		values += "proxy: {tls: always}\n"
 	}
 	// Helm splits file names at commas, which test names have.
-	dir, err := os.MkdirTemp("", "zarf-registry-values-")
-	if err != nil {
-		t.Fatal(err)
-	}
+	dir := require.Value(os.MkdirTemp("", "zarf-registry-values-"))(t)
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	file := filepath.Join(dir, "values.yaml")
-	if err := os.WriteFile(file, []byte(values), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.WriteFile(file, []byte(values), 0o600))
 	return []string{"--values", file}
 }
 
@@ -438,9 +430,7 @@ func (w *world) corporateRegistry(t *testing.T) {
 		"--plain-listen="+corporateEndpoint, "--htpasswd="+users)
 	var out strings.Builder
 	cmd.Stdout, cmd.Stderr = &out, &out
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, cmd.Start())
 	t.Cleanup(func() {
 		cancel()
 		cmd.Wait()
@@ -448,10 +438,7 @@ func (w *world) corporateRegistry(t *testing.T) {
 	eventually(t, "the other registry", func() error { return w.dial(t, "n1", corporateEndpoint) })
 	archive := w.makeArchive(t, corpHost+"/team/app:1", 8)
 	inside := w.corporateFile("app.tar")
-	data, err := os.ReadFile(archive)
-	if err != nil {
-		t.Fatal(err)
-	}
+	data := require.Value(os.ReadFile(archive))(t)
 	w.writeOnNode(t, "n1", inside, data)
 	if out, err := w.onNode(t, "n1", "skopeo", "--insecure-policy", "copy", "--dest-tls-verify=false",
 		"--dest-creds=loader:loader-password",
@@ -466,10 +453,7 @@ func (w *world) corporateFile(name string) string { return "/etc/corporate/" + n
 // corporateUsers sets the only user of that registry.
 func (w *world) corporateUsers(t *testing.T, user, password string) {
 	t.Helper()
-	hash, err := bcrypt.GenerateFromPassword([]byte(password), bcrypt.MinCost)
-	if err != nil {
-		t.Fatal(err)
-	}
+	hash := require.Value(bcrypt.GenerateFromPassword([]byte(password), bcrypt.MinCost))(t)
 	w.writeOnNode(t, "n1", w.corporateFile("users"), fmt.Appendf(nil, "%s:%s\n", user, hash))
 }
 
@@ -533,9 +517,7 @@ func (w *world) nodeConfigGeneration(t *testing.T) string {
 	t.Helper()
 	sets, err := w.client.AppsV1().DaemonSets(namespace).List(t.Context(),
 		metav1.ListOptions{LabelSelector: "app.kubernetes.io/component=node-config"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	var all []string
 	for _, set := range sets.Items {
 		all = append(all, fmt.Sprintf("%s %s %d", set.Name, set.UID, set.Generation))
@@ -601,14 +583,8 @@ func (l *podLogs) read(t *testing.T) map[string]string {
 	defer l.mu.Unlock()
 	texts := map[string]string{}
 	for name, file := range l.files {
-		info, err := file.Stat()
-		if err != nil {
-			t.Fatal(err)
-		}
-		data, err := io.ReadAll(io.NewSectionReader(file, 0, info.Size()))
-		if err != nil {
-			t.Fatal(err)
-		}
+		info := require.Value(file.Stat())(t)
+		data := require.Value(io.ReadAll(io.NewSectionReader(file, 0, info.Size())))(t)
 		var text strings.Builder
 		for line := range strings.Lines(string(data)) {
 			fields := strings.SplitN(line, " ", 4) // time, stream, tag, text
@@ -657,9 +633,7 @@ func (w *world) findNone(t *testing.T, secrets []string, said string, logs *podL
 			places[path] = string(data)
 			return err
 		})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	size := 0
 	for place, text := range places {
 		size += len(text)

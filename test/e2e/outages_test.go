@@ -12,6 +12,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 // outage is a row of the table in docs/reference/scaling.md: the registry's node loses power.
@@ -270,9 +272,7 @@ func (w *world) powerCycle(t *testing.T, random *rand.Rand) (begin time.Time) {
 		time.Sleep(time.Duration(random.IntN(10)) * time.Second)
 	}
 	group.Wait()
-	if err := errors.Join(problems...); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, errors.Join(problems...))
 	return begin
 }
 

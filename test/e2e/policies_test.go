@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/zarf-dev/zarf-registry/internal/release/state"
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 // TestPolicies installs under the ValidatingAdmissionPolicies of docs/policies: one that denies host
@@ -26,14 +27,8 @@ func TestPolicies(t *testing.T) {
 		}
 		return out
 	}
-	policy, err := os.ReadFile("../../docs/reference/policies/validating-admission-policy/host-access.yaml")
-	if err != nil {
-		t.Fatal(err)
-	}
-	protection, err := os.ReadFile("../../docs/reference/policies/validating-admission-policy/payload.yaml")
-	if err != nil {
-		t.Fatal(err)
-	}
+	policy := require.Value(os.ReadFile("../../docs/reference/policies/validating-admission-policy/host-access.yaml"))(t)
+	protection := require.Value(os.ReadFile("../../docs/reference/policies/validating-admission-policy/payload.yaml"))(t)
 	settings := []string{"--set=registry.persistence.enabled=false", "--set=nodeConfig.mirrors={docker.io}",
 		"--set=nodeConfig.runtimes={containerd}"}
 	pod := func(labels, spec string) string {

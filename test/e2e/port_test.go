@@ -11,6 +11,7 @@ import (
 
 	"github.com/zarf-dev/zarf-registry/internal/release/plan"
 	"github.com/zarf-dev/zarf-registry/internal/release/state"
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 // TestPort checks that the release owns its node port in both modes, and that a switch, which is a
@@ -86,9 +87,7 @@ func TestPort(t *testing.T) {
 
 func testTaken(t *testing.T, w *world) {
 	services := w.client.CoreV1().Services(namespace)
-	if err := services.Delete(t.Context(), release+"-nodeport", metav1.DeleteOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, services.Delete(t.Context(), release+"-nodeport", metav1.DeleteOptions{}))
 	reports := func(want string) {
 		t.Helper()
 		if report, text := w.status(t); report.Healthy || !strings.Contains(text, want) {
@@ -102,17 +101,13 @@ func testTaken(t *testing.T, w *world) {
 	if err == nil || !strings.Contains(out+errOut, "Service "+release+"-nodeport is missing") {
 		t.Errorf("helm test: %v: %s%s", err, out, errOut)
 	}
-	if err := w.takePort(t); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, w.takePort(t))
 	reports("Service default/other has node port 31999, so it answers instead of the proxies")
 	if r := w.install(t, nil, toProxy.flag); r.err == nil || !strings.Contains(r.text+r.err.Error(),
 		"Service default/other") {
 		t.Errorf("the upgrade does not name the Service: %v: %s", r.err, r.text)
 	}
-	if err := w.client.CoreV1().Services("default").Delete(t.Context(), "other", metav1.DeleteOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, w.client.CoreV1().Services("default").Delete(t.Context(), "other", metav1.DeleteOptions{}))
 	for _, node := range w.nodes {
 		eventually(t, "the port of "+node+" to be free of the other Service", func() error { return w.dial(t, node, w.address) })
 	}
@@ -124,11 +119,7 @@ func testTaken(t *testing.T, w *world) {
 // portService returns the Service that owns the node port.
 func (w *world) portService(t *testing.T) *corev1.Service {
 	t.Helper()
-	s, err := w.client.CoreV1().Services(namespace).Get(t.Context(), release+"-nodeport", metav1.GetOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return s
+	return require.Value(w.client.CoreV1().Services(namespace).Get(t.Context(), release+"-nodeport", metav1.GetOptions{}))(t)
 }
 
 // takePort creates Service default/other with the registry's port as its node port.
@@ -189,11 +180,7 @@ func (w *world) blockOnce(t *testing.T, served bool) (unblock func()) {
 	blocked := w.onceServed(t, served, func() error { return rule("-I") })
 	return func() {
 		t.Helper()
-		if err := <-blocked; err != nil {
-			t.Fatal(err)
-		}
-		if err := rule("-D"); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, <-blocked)
+		require.NoError(t, rule("-D"))
 	}
 }

@@ -13,6 +13,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/zarf-dev/zarf-registry/internal/release/state"
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 const enforce = "pod-security.kubernetes.io/enforce"
@@ -74,13 +75,9 @@ func TestPreflight(t *testing.T) {
 				Ports: []corev1.ServicePort{{Port: 80, NodePort: 31999}}},
 		}
 		services := w.client.CoreV1().Services(workloads)
-		if _, err := services.Create(t.Context(), web, metav1.CreateOptions{}); err != nil {
-			t.Fatal(err)
-		}
+		require.Value(services.Create(t.Context(), web, metav1.CreateOptions{}))(t)
 		blocked(t, "Service "+workloads+"/web", "31999")
-		if err := services.Delete(t.Context(), web.Name, metav1.DeleteOptions{}); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, services.Delete(t.Context(), web.Name, metav1.DeleteOptions{}))
 		w.preflight(t, 0, "--registry-proxy")
 	})
 	w.nodePortNeedsProxy(t)
@@ -190,10 +187,7 @@ func (w *world) label(t *testing.T, level string) {
 
 func (w *world) labelled(t *testing.T) string {
 	t.Helper()
-	ns, err := w.client.CoreV1().Namespaces().Get(t.Context(), namespace, metav1.GetOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	ns := require.Value(w.client.CoreV1().Namespaces().Get(t.Context(), namespace, metav1.GetOptions{}))(t)
 	return ns.Labels[enforce]
 }
 

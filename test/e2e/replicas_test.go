@@ -25,6 +25,7 @@ import (
 
 	"github.com/zarf-dev/zarf-registry/internal/cluster"
 	"github.com/zarf-dev/zarf-registry/internal/release/state"
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 // TestReplicas runs two registry pods on a shared volume, on nodes with containerd and with CRI-O, and replaces, kills,
@@ -154,10 +155,7 @@ func (w *world) pushClient(t *testing.T, pod corev1.Pod) pushClient {
 		return cluster.PortForward(w.config, w.client)(ctx, &pod, 5000)
 	}
 	push := w.secret(t, "-push-tls").Data
-	pair, err := tls.X509KeyPair(push["tls.crt"], push["tls.key"])
-	if err != nil {
-		t.Fatal(err)
-	}
+	pair := require.Value(tls.X509KeyPair(push["tls.crt"], push["tls.key"]))(t)
 	roots := x509.NewCertPool()
 	roots.AppendCertsFromPEM(push["ca.crt"])
 	client := &http.Client{Transport: &http.Transport{
@@ -173,10 +171,7 @@ func (w *world) pushClient(t *testing.T, pod corev1.Pod) pushClient {
 func (c pushClient) do(t *testing.T, status int, method, path string, body []byte, header ...string) (*http.Response,
 	[]byte) {
 	t.Helper()
-	request, err := http.NewRequest(method, "https://registry"+path, bytes.NewReader(body))
-	if err != nil {
-		t.Fatal(err)
-	}
+	request := require.Value(http.NewRequest(method, "https://registry"+path, bytes.NewReader(body)))(t)
 	for i := 0; i < len(header); i += 2 {
 		request.Header.Set(header[i], header[i+1])
 	}

@@ -16,6 +16,7 @@ import (
 
 	"github.com/zarf-dev/zarf-registry/internal/node/heal"
 	"github.com/zarf-dev/zarf-registry/internal/release/state"
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 // shop is a Deployment as the charts of others write it: it names Docker Hub, quay.io, and images without a host.
@@ -57,9 +58,7 @@ func TestRewrite(t *testing.T) {
 	pods := w.client.CoreV1().Pods(workloads)
 	deployments := w.client.AppsV1().Deployments(workloads)
 	manifest := filepath.Join(t.TempDir(), "shop.yaml")
-	if err := os.WriteFile(manifest, []byte(shop), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.WriteFile(manifest, []byte(shop), 0o600))
 	shown := func(t *testing.T, name string, args ...string) {
 		t.Helper()
 		t.Logf("$ %s %s\n%s", filepath.Base(name), strings.Join(args, " "), output(t, w.command(t, name, args...)))
@@ -99,10 +98,7 @@ func TestRewrite(t *testing.T) {
 	must(t, "zarf-registry install, and images push", func(t *testing.T) {
 		w.mustInstall(t, "--set=registryProxy=false", "--set=rewrite.enabled=true", namedPause)
 		w.isIn(t, state.ModeNodePort, state.SourceValue)
-		program, err := os.ReadFile(w.tool)
-		if err != nil {
-			t.Fatal(err)
-		}
+		program := require.Value(os.ReadFile(w.tool))(t)
 		images := map[string][]byte{"docker.io/library/debug:1": program}
 		for _, references := range rewritten {
 			images[references[0]] = program
@@ -110,19 +106,14 @@ func TestRewrite(t *testing.T) {
 		shown(t, w.hook, "images", "push", writeArchive(t, images))
 		secret := w.pullSecret(t)
 		secret.ObjectMeta = metav1.ObjectMeta{Name: secret.Name}
-		if _, err := w.client.CoreV1().Secrets(workloads).Create(t.Context(), secret, metav1.CreateOptions{}); err != nil {
-			t.Fatal(err)
-		}
+		require.Value(w.client.CoreV1().Secrets(workloads).Create(t.Context(), secret, metav1.CreateOptions{}))(t)
 	})
 	must(t, "a Deployment of other registries' images runs unmodified", func(t *testing.T) {
 		shown(t, w.kubectl, "apply", "-f", manifest)
 		p := podOfShop(t)
 		shown(t, w.kubectl, "get", "pods", "-l", "app=shop", "-o",
 			`jsonpath={range .items[*].spec.containers[*]}{.name}{"\t"}{.image}{"\n"}{end}`)
-		deployment, err := deployments.Get(t.Context(), "shop", metav1.GetOptions{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		deployment := require.Value(deployments.Get(t.Context(), "shop", metav1.GetOptions{}))(t)
 		differs(t, p, deployment.Spec.Template)
 		if got := p.Spec.ImagePullSecrets; !slices.Equal(got, []corev1.LocalObjectReference{{Name: release + "-pull"}}) {
 			t.Errorf("the pod's pull Secrets are %v", got)
@@ -133,19 +124,14 @@ func TestRewrite(t *testing.T) {
 	// after two times, or when it has seen no difference for ten seconds.
 	replaced := func(t *testing.T) (times int) {
 		t.Helper()
-		deployment, err := deployments.Get(t.Context(), "shop", metav1.GetOptions{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		deployment := require.Value(deployments.Get(t.Context(), "shop", metav1.GetOptions{}))(t)
 		for end := time.Now().Add(10 * time.Second); times < 2 && time.Now().Before(end); time.Sleep(time.Second) {
 			p := podOfShop(t)
 			if slices.EqualFunc(p.Spec.Containers, deployment.Spec.Template.Spec.Containers,
 				func(a, b corev1.Container) bool { return a.Image == b.Image }) {
 				continue
 			}
-			if err := pods.Delete(t.Context(), p.Name, metav1.DeleteOptions{}); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, pods.Delete(t.Context(), p.Name, metav1.DeleteOptions{}))
 			times++
 		}
 		return times
@@ -309,10 +295,7 @@ func TestRewriteMissing(t *testing.T) {
 	w := ownCluster(t, "e2e-missing", layout{args: []string{"--nodes", "1"}})
 	configMaps := w.client.CoreV1().ConfigMaps(w.namespace)
 	const repositories = release + "-repositories"
-	program, err := os.ReadFile(w.tool)
-	if err != nil {
-		t.Fatal(err)
-	}
+	program := require.Value(os.ReadFile(w.tool))(t)
 	rewrite := func(missing string) []string {
 		return []string{proxyMode, "--set=rewrite.enabled=true", "--set=rewrite.missing=" + missing, namedPause}
 	}
@@ -360,9 +343,7 @@ func TestRewriteMissing(t *testing.T) {
 	})
 	must(t, "a rewritten pod runs", func(t *testing.T) {
 		p := pod("runs", "", "quay.io/acme/pushed-1:1", "--help")
-		if _, err := w.client.CoreV1().Pods(workloads).Create(t.Context(), p, metav1.CreateOptions{}); err != nil {
-			t.Fatal(err)
-		}
+		require.Value(w.client.CoreV1().Pods(workloads).Create(t.Context(), p, metav1.CreateOptions{}))(t)
 		eventually(t, "the pod to have its image", func() error {
 			p, err := w.client.CoreV1().Pods(workloads).Get(t.Context(), "runs", metav1.GetOptions{})
 			if err != nil {
@@ -383,9 +364,7 @@ func TestRewriteMissing(t *testing.T) {
 		changes, err := configMaps.Watch(t.Context(), metav1.ListOptions{
 			FieldSelector: "metadata.name=" + repositories, ResourceVersion: before.ResourceVersion,
 		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		changed := 0
 		ended := make(chan struct{})
 		go func() {
@@ -438,17 +417,12 @@ func TestRewriteMissing(t *testing.T) {
 		for i := range 10_000 {
 			names = append(names, fmt.Sprintf("department-%d/a-team/component-%05d", i%30, i))
 		}
-		c, err := configMaps.Get(t.Context(), repositories, metav1.GetOptions{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		c := require.Value(configMaps.Get(t.Context(), repositories, metav1.GetOptions{}))(t)
 		left := 0
 		if c.Data, left = heal.EncodeRepositories(names); left > 0 {
 			t.Fatalf("%d names do not fit", left)
 		}
-		if _, err := configMaps.Update(t.Context(), c, metav1.UpdateOptions{}); err != nil {
-			t.Fatal(err)
-		}
+		require.Value(configMaps.Update(t.Context(), c, metav1.UpdateOptions{}))(t)
 		const known = "quay.io/department-9/a-team/component-00009:1"
 		eventually(t, "the policy to take effect", func() error {
 			p, err := w.client.CoreV1().Pods(workloads).Create(t.Context(), pod("trial", "", known),
@@ -486,9 +460,7 @@ func (w *world) admitted(t *testing.T, p *corev1.Pod) *corev1.Pod {
 	t.Helper()
 	p, err := w.client.CoreV1().Pods(p.Namespace).Create(t.Context(), p,
 		metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return p
 }
 
@@ -523,10 +495,8 @@ func (w *world) timeCreation(t *testing.T, image string) {
 // rewriteNamespaces creates the namespaces team and apart. Nothing is rewritten in the latter.
 func (w *world) rewriteNamespaces(t *testing.T) {
 	for _, name := range []string{"apart", "team"} {
-		if _, err := w.client.CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{
-			Name: name}}, metav1.CreateOptions{}); err != nil {
-			t.Fatal(err)
-		}
+		require.Value(w.client.CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{
+			Name: name}}, metav1.CreateOptions{}))(t)
 		eventually(t, "the namespace's service account", func() error {
 			_, err := w.client.CoreV1().ServiceAccounts(name).Get(t.Context(), "default", metav1.GetOptions{})
 			return err

@@ -24,6 +24,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/pki"
 	"github.com/zarf-dev/zarf-registry/internal/release/state"
 	"github.com/zarf-dev/zarf-registry/test/e2e/rights"
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 // auditPolicy logs what ServiceAccounts of the release's namespace do.
@@ -43,9 +44,7 @@ rules:
 // rights that it uses, by the API server's audit log.
 func TestLeastPrivilege(t *testing.T) {
 	policy := filepath.Join(t.TempDir(), "audit-policy.yaml")
-	if err := os.WriteFile(policy, []byte(auditPolicy), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.WriteFile(policy, []byte(auditPolicy), 0o600))
 	w := ownCluster(t, "e2e-rights", layout{open: true, args: []string{"--nodes", "1", "--audit-policy", policy}})
 	const never, missing, pushCredential = "0 0 31 12 *", "example.com/missing/pause:1", "push-credential"
 	w.provoked = []string{missing}
@@ -115,9 +114,7 @@ func TestLeastPrivilege(t *testing.T) {
 		}
 		for _, set := range list.Items {
 			patch := `[{"op":"replace","path":"/spec/template/spec/containers/0/image","value":"` + missing + `"}]`
-			if _, err := sets.Patch(t.Context(), set.Name, types.JSONPatchType, []byte(patch), metav1.PatchOptions{}); err != nil {
-				t.Fatal(err)
-			}
+			require.Value(sets.Patch(t.Context(), set.Name, types.JSONPatchType, []byte(patch), metav1.PatchOptions{}))(t)
 		}
 		eventually(t, "a proxy to be healed", func() error {
 			healed := w.healedPods(t)
@@ -149,16 +146,9 @@ func TestLeastPrivilege(t *testing.T) {
 // auditLog returns the requests of the release's ServiceAccounts until now.
 func (w *world) auditLog(t *testing.T) []rights.Request {
 	t.Helper()
-	log, err := os.Open(filepath.Join(filepath.Dir(w.kubeconfig), "log", "audit.log"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	log := require.Value(os.Open(filepath.Join(filepath.Dir(w.kubeconfig), "log", "audit.log")))(t)
 	defer log.Close()
-	requests, err := rights.ReadAuditLog(log, namespace)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return requests
+	return require.Value(rights.ReadAuditLog(log, namespace))(t)
 }
 
 // watchGrants collects the release's roles and bindings, which for hooks exist only while Helm runs them, until
@@ -175,10 +165,7 @@ func (w *world) watchGrants(t *testing.T) func() []rights.Right {
 	for _, open := range []func(context.Context, metav1.ListOptions) (watch.Interface, error){
 		rbac.Roles("").Watch, rbac.ClusterRoles().Watch, rbac.RoleBindings("").Watch, rbac.ClusterRoleBindings().Watch,
 	} {
-		watcher, err := open(ctx, options)
-		if err != nil {
-			t.Fatal(err)
-		}
+		watcher := require.Value(open(ctx, options))(t)
 		done.Go(func() {
 			for event := range watcher.ResultChan() {
 				lock.Lock()
@@ -264,15 +251,10 @@ func (w *world) runCronJob(t *testing.T, name string) {
 func (w *world) rotatedBy(t *testing.T, start func() (stop func())) {
 	t.Helper()
 	const years = 365 * 24 * time.Hour
-	old, err := pki.NewCA(release+" certificate authority", time.Now().Add(-3*years), 5*years)
-	if err != nil {
-		t.Fatal(err)
-	}
+	old := require.Value(pki.NewCA(release+" certificate authority", time.Now().Add(-3*years), 5*years))(t)
 	ca := w.secret(t, "-ca")
 	ca.Data["tls.crt"], ca.Data["tls.key"] = old.KeyPair().Certificate, old.KeyPair().Key
-	if _, err := w.client.CoreV1().Secrets(namespace).Update(t.Context(), ca, metav1.UpdateOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	require.Value(w.client.CoreV1().Secrets(namespace).Update(t.Context(), ca, metav1.UpdateOptions{}))(t)
 	watched := map[string]string{"-ca": "tls.crt", "-server-tls": "ca.crt", "-node-tls": "ca.crt", "-push-tls": "ca.crt",
 		"-credentials": "password", "-auth": "htpasswd"}
 	const cacheSecret = "-cache-tls" // in proxy mode only
@@ -299,10 +281,7 @@ func (w *world) rotatedBy(t *testing.T, start func() (stop func())) {
 func (w *world) damage(t *testing.T, namespace, name string) {
 	t.Helper()
 	configMaps := w.client.CoreV1().ConfigMaps(namespace)
-	list, err := configMaps.List(t.Context(), metav1.ListOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	list := require.Value(configMaps.List(t.Context(), metav1.ListOptions{}))(t)
 	i := slices.IndexFunc(list.Items, func(c corev1.ConfigMap) bool { return strings.Contains(c.Name, name) })
 	if i < 0 {
 		t.Fatalf("namespace %s has no ConfigMap %s", namespace, name)
@@ -314,7 +293,5 @@ func (w *world) damage(t *testing.T, namespace, name string) {
 	for key := range damaged.BinaryData {
 		damaged.BinaryData[key] = append(damaged.BinaryData[key], 0)
 	}
-	if _, err := configMaps.Update(t.Context(), damaged, metav1.UpdateOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	require.Value(configMaps.Update(t.Context(), damaged, metav1.UpdateOptions{}))(t)
 }

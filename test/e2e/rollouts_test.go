@@ -12,6 +12,8 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 // TestRollouts makes the table of ways to upgrade and conditions of a node for proxies with a host port.
@@ -239,9 +241,7 @@ components:
 		"values.yaml": output(t, z.w.command(t, z.w.helm, "get", "values", release, "-n", namespace, "-o", "yaml")),
 		"change.yaml": "proxy: {resources: {requests: {cpu: " + cpu + "}}}\n",
 	} {
-		if err := os.WriteFile(filepath.Join(dir, file), []byte(content), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, os.WriteFile(filepath.Join(dir, file), []byte(content), 0o600))
 	}
 	return z.create(t, dir)
 }

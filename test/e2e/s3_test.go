@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/zarf-dev/zarf-registry/internal/pki"
+	"github.com/zarf-dev/zarf-registry/test/require"
 	"github.com/zarf-dev/zarf-registry/test/s3test"
 )
 
@@ -27,17 +28,10 @@ func (w *world) startS3(t *testing.T) (values, bucket string) {
 	program := strings.TrimSpace(run(t, w.testcluster, "tool", "versitygw"))
 	dir := t.TempDir()
 	bucket = filepath.Join(dir, "buckets", "images")
-	if err := os.MkdirAll(bucket, 0o700); err != nil {
-		t.Fatal(err)
-	}
-	ca, err := pki.NewCA("S3", time.Now(), 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.MkdirAll(bucket, 0o700))
+	ca := require.Value(pki.NewCA("S3", time.Now(), 0))(t)
 	for name, data := range serverCertificate(t, ca, controlPlane) {
-		if err := os.WriteFile(filepath.Join(dir, name), data, 0o600); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, os.WriteFile(filepath.Join(dir, name), data, 0o600))
 	}
 	address := net.JoinHostPort(controlPlane, "9000")
 	w.daemon(t, "cp", s3test.Command(program, address, filepath.Dir(bucket), "--cert", filepath.Join(dir, "tls.crt"),
@@ -110,13 +104,9 @@ func testS3(t *testing.T, w *world, image string) {
 		return
 	}
 	must(t, "status names a bucket that is gone", func(t *testing.T) {
-		if err := os.Rename(bucket, bucket+".away"); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, os.Rename(bucket, bucket+".away"))
 		w.advises(t, "The registry is not ready", "NoSuchBucket", "correct storage.s3.bucket")
-		if err := os.Rename(bucket+".away", bucket); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, os.Rename(bucket+".away", bucket))
 		w.replicas(t, 3)
 		w.isHealthy(t)
 	})
@@ -130,10 +120,7 @@ func storedIn(t *testing.T, bucket string) (size int64) {
 		t.Fatalf("the bucket has no blobs: %v", err)
 	}
 	for _, file := range files {
-		info, err := os.Stat(file)
-		if err != nil {
-			t.Fatal(err)
-		}
+		info := require.Value(os.Stat(file))(t)
 		size += info.Size()
 	}
 	return size

@@ -15,6 +15,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/zarf-dev/zarf-registry/test/e2e/soak"
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 // inject injects the fault of a step and repairs it.
@@ -163,9 +164,7 @@ func (s *soaking) corrupt(t *testing.T, name string) {
 	t.Helper()
 	secret := s.w.secret(t, "-"+name)
 	secret.Data["tls.crt"] = secret.Data["tls.crt"][:len(secret.Data["tls.crt"])/2]
-	if _, err := s.w.client.CoreV1().Secrets(namespace).Update(t.Context(), secret, metav1.UpdateOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	require.Value(s.w.client.CoreV1().Secrets(namespace).Update(t.Context(), secret, metav1.UpdateOptions{}))(t)
 }
 
 // running returns the pods of a component that are not about to end.
@@ -232,9 +231,7 @@ func (s *soaking) switchMode(t *testing.T) {
 		credentialsDone := make(chan error, 1)
 		go func() { credentialsDone <- s.credentials(t.Context()) }()
 		s.w.helmChart(t, "upgrade", nodePortMode)
-		if err := <-credentialsDone; err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, <-credentialsDone)
 		s.mark(t)
 		// Positive control: in nodeport mode, the capture must see what nodes pull.
 		eventually(t, "the capture to see plain text of images in nodeport mode", func() error {
@@ -302,10 +299,7 @@ func (s *soaking) forceDelete(t *testing.T, p corev1.Pod) {
 // fill writes a file until there is no space left.
 func fill(t *testing.T, path string) {
 	t.Helper()
-	f, err := os.Create(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	f := require.Value(os.Create(path))(t)
 	defer f.Close()
 	zeros := make([]byte, 1<<20)
 	for range 16 << 10 { // 16 GiB: the volume has no limit
@@ -323,9 +317,7 @@ func (s *soaking) corruptPayload(t *testing.T, step soak.Step) {
 	t.Helper()
 	cms := s.w.client.CoreV1().ConfigMaps(namespace)
 	list, err := cms.List(t.Context(), metav1.ListOptions{LabelSelector: "app.kubernetes.io/component=payload"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	i := slices.IndexFunc(list.Items, func(cm corev1.ConfigMap) bool {
 		return strings.HasSuffix(cm.Name,
 			"-registry-node-amd64-01")
@@ -341,9 +333,7 @@ func (s *soaking) corruptPayload(t *testing.T, step soak.Step) {
 		chunk[len(chunk)/2] ^= 1
 		_, err = cms.Update(t.Context(), cm, metav1.UpdateOptions{})
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	time.Sleep(time.Second) // for the kubelet to update the volume
 	for _, p := range s.w.pods(t, "proxy") {
 		if p.Spec.NodeName == step.Node {

@@ -25,6 +25,7 @@ import (
 
 	"github.com/zarf-dev/zarf-registry/internal/images"
 	"github.com/zarf-dev/zarf-registry/test/e2e/soak"
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 // A companion is an instance of the test program on a node or next to the control plane. It reads
@@ -41,18 +42,10 @@ func (w *world) companion(t *testing.T, place string, onLine func(line []byte), 
 	t.Helper()
 	c := &companion{cmd: exec.Command(w.testcluster, append([]string{"exec", "--name", w.name, place, "--", w.tool},
 		args...)...), ended: make(chan struct{})}
-	stdin, err := c.cmd.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	stdout, err := c.cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	stdin := require.Value(c.cmd.StdinPipe())(t)
+	stdout := require.Value(c.cmd.StdoutPipe())(t)
 	c.stdin, c.cmd.Stderr = stdin, &c.err
-	if err := c.cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, c.cmd.Start())
 	go func() {
 		defer close(c.ended)
 		for lines := bufio.NewScanner(stdout); lines.Scan(); {
@@ -88,10 +81,7 @@ func (s *soaking) begin(t *testing.T) {
 	t.Cleanup(s.sniffer.stop)
 	s.mark(t)
 	s.secret = time.Now()
-	program, err := os.ReadFile(s.w.tool)
-	if err != nil {
-		t.Fatal(err)
-	}
+	program := require.Value(os.ReadFile(s.w.tool))(t)
 	ctx, stop := context.WithCancel(context.Background())
 	s.pusher = &pusher{s: s, program: soak.Tar("tool", program), dir: t.TempDir(), ended: make(chan struct{})}
 	s.pusher.stop = sync.OnceFunc(func() {

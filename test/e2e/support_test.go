@@ -24,6 +24,7 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 
 	"github.com/zarf-dev/zarf-registry/internal/status/support"
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 // testSupportBundle writes bundles, as an administrator and as a user who may only view, while a pod of the release
@@ -38,9 +39,7 @@ func testSupportBundle(t *testing.T, w *world, others []string) {
 	failing.Spec.Containers[0].Env = []corev1.EnvVar{{Name: "DB_PASSWORD", Value: inVariable},
 		{Name: "HTTPS_PROXY", Value: "https://me:" + inURL + "@host/"}}
 	pods := w.client.CoreV1().Pods(namespace)
-	if _, err := pods.Create(t.Context(), failing, metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	require.Value(pods.Create(t.Context(), failing, metav1.CreateOptions{}))(t)
 	t.Cleanup(func() {
 		now := int64(0)
 		pods.Delete(context.Background(), failing.Name, metav1.DeleteOptions{GracePeriodSeconds: &now})
@@ -68,10 +67,8 @@ func testSupportBundle(t *testing.T, w *world, others []string) {
 	})
 	// The next container runs, so that the log of the previous one is not replaced.
 	patch := fmt.Sprintf(`{"spec":{"containers":[{"name":"main","image":%q}]}}`, w.pauseImage(t))
-	if _, err := pods.Patch(t.Context(), failing.Name, types.StrategicMergePatchType, []byte(patch),
-		metav1.PatchOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	require.Value(pods.Patch(t.Context(), failing.Name, types.StrategicMergePatchType, []byte(patch),
+		metav1.PatchOptions{}))(t)
 	eventually(t, "the pod to run", func() error {
 		s, err := status()
 		if err == nil && (s.State.Running == nil || s.LastTerminationState.Terminated == nil || !strings.Contains(s.Image, "pause")) {
@@ -189,10 +186,7 @@ func testSupportBundle(t *testing.T, w *world, others []string) {
 // addSecrets adds the values of the namespace's Secrets, without what other objects contain, too.
 func (w *world) addSecrets(t *testing.T, secrets map[string]string) {
 	t.Helper()
-	list, err := w.client.CoreV1().Secrets(namespace).List(t.Context(), metav1.ListOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	list := require.Value(w.client.CoreV1().Secrets(namespace).List(t.Context(), metav1.ListOptions{}))(t)
 	known := len(secrets)
 	for _, s := range list.Items {
 		for key, value := range s.Data {
@@ -234,32 +228,21 @@ func (w *world) supportBundle(t *testing.T, kubeconfig string) (map[string]strin
 	if err := errors.Join(err, json.Unmarshal([]byte(out), &result)); err != nil {
 		t.Fatalf("support-bundle: %v: %s%s", err, out, errOut)
 	}
-	file, err := os.Open(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	file := require.Value(os.Open(path))(t)
 	defer file.Close()
 	info, err := file.Stat()
 	if err != nil || result.Path != path || result.Size != info.Size() || info.Mode() != 0o600 {
 		t.Errorf("%v: the result is %s, %d bytes; the file has mode %s", err, result.Path, result.Size, info.Mode())
 	}
-	compressed, err := gzip.NewReader(file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	compressed := require.Value(gzip.NewReader(file))(t)
 	files, r := map[string]string{}, tar.NewReader(compressed)
 	for {
 		header, err := r.Next()
 		if errors.Is(err, io.EOF) {
 			break
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
-		data, err := io.ReadAll(r)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
+		data := require.Value(io.ReadAll(r))(t)
 		_, name, _ := strings.Cut(header.Name, "/")
 		files[name] = string(data)
 	}
@@ -277,20 +260,13 @@ func (w *world) viewer(t *testing.T) string {
 	_, err := bindings.Create(t.Context(), &rbacv1.RoleBinding{ObjectMeta: metav1.ObjectMeta{Name: user},
 		Subjects: []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: "User", Name: user}},
 		RoleRef:  rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "view"}}, metav1.CreateOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	t.Cleanup(func() { bindings.Delete(context.Background(), user, metav1.DeleteOptions{}) })
-	config, err := clientcmd.LoadFromFile(w.kubeconfig)
-	if err != nil {
-		t.Fatal(err)
-	}
+	config := require.Value(clientcmd.LoadFromFile(w.kubeconfig))(t)
 	for _, info := range config.AuthInfos {
 		info.Impersonate = user
 	}
 	path := filepath.Join(t.TempDir(), "kubeconfig")
-	if err := clientcmd.WriteToFile(*config, path); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, clientcmd.WriteToFile(*config, path))
 	return path
 }

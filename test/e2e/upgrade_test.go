@@ -14,6 +14,7 @@ import (
 	"testing"
 
 	"github.com/zarf-dev/zarf-registry/internal/release/state"
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 // TestUpgrade upgrades the candidate of the release to this version while every node pulls, reads slowly, and connects
@@ -104,15 +105,11 @@ func (w *world) underLoad(t *testing.T, name string, accept tolerated, f func(t 
 func otherVersion(t *testing.T, chart string) string {
 	t.Helper()
 	dir := filepath.Join(t.TempDir(), "zarf-registry")
-	if err := os.CopyFS(dir, os.DirFS(chart)); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.CopyFS(dir, os.DirFS(chart)))
 	if _, err := os.Stat(filepath.Join(dir, "files", "programs.json")); err != nil {
 		t.Fatalf("%v: run make payload", err)
 	}
-	if err := setVersion(dir, "99.0.0"); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, setVersion(dir, "99.0.0"))
 	return dir
 }
 
@@ -120,11 +117,7 @@ var versions = regexp.MustCompile(`(?m)^(version|appVersion): "?([^"\n]*)"?$`)
 
 func chartVersion(t *testing.T, chart string) string {
 	t.Helper()
-	version, err := versionOf(chart)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return version
+	return require.Value(versionOf(chart))(t)
 }
 
 // versionOf returns the appVersion of a chart.

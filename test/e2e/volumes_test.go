@@ -12,6 +12,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/zarf-dev/zarf-registry/internal/status"
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 // TestVolumes installs on volumes that can get lost: on a node, or between nodes. zarf-registry status names claim, pod
@@ -83,22 +84,14 @@ func (w *world) wrongOwner(t *testing.T) {
 func (w *world) interrupted(t *testing.T, words []string, args ...string) (step, text string) {
 	t.Helper()
 	cmd := w.command(t, w.hook, append([]string{"install", "--timeout=4m", noRotation}, args...)...)
-	log, err := os.Create(filepath.Join(t.TempDir(), "log"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	log := require.Value(os.Create(filepath.Join(t.TempDir(), "log")))(t)
 	defer log.Close()
 	cmd.Stdout, cmd.Stderr = log, log
 	read := func() string {
-		content, err := os.ReadFile(log.Name())
-		if err != nil {
-			t.Fatal(err)
-		}
+		content := require.Value(os.ReadFile(log.Name()))(t)
 		return string(content)
 	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, cmd.Start())
 	defer func() {
 		if cmd.ProcessState == nil { // the test failed
 			cmd.Process.Kill()
@@ -168,9 +161,7 @@ func (w *world) moveRegistry(t *testing.T) (node string) {
 	t.Helper()
 	pod := w.pods(t, "registry")[0]
 	w.kubectlRun(t, "cordon", pod.Spec.NodeName)
-	if err := w.client.CoreV1().Pods(w.namespace).Delete(t.Context(), pod.Name, metav1.DeleteOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, w.client.CoreV1().Pods(w.namespace).Delete(t.Context(), pod.Name, metav1.DeleteOptions{}))
 	return pod.Spec.NodeName
 }
 

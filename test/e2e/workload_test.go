@@ -12,6 +12,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 // workloads is the namespace of pods that pull.
@@ -46,10 +48,7 @@ func (w *world) runPod(t *testing.T, pod *corev1.Pod) (time.Duration, string) {
 	t.Helper()
 	begin := time.Now()
 	pods := w.client.CoreV1().Pods(pod.Namespace)
-	made, err := pods.Create(t.Context(), pod, metav1.CreateOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	made := require.Value(pods.Create(t.Context(), pod, metav1.CreateOptions{}))(t)
 	t.Cleanup(func() {
 		now := int64(0)
 		pods.Delete(context.Background(), made.Name, metav1.DeleteOptions{GracePeriodSeconds: &now})
@@ -128,9 +127,7 @@ func (w *world) pullSecrets(t *testing.T) []corev1.LocalObjectReference {
 		Data:       map[string][]byte{corev1.DockerConfigJsonKey: secret.Data[corev1.DockerConfigJsonKey]},
 	}
 	secrets := w.client.CoreV1().Secrets(workloads)
-	if _, err := secrets.Create(t.Context(), theirs, metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	require.Value(secrets.Create(t.Context(), theirs, metav1.CreateOptions{}))(t)
 	t.Cleanup(func() { secrets.Delete(context.Background(), theirs.Name, metav1.DeleteOptions{}) })
 	return []corev1.LocalObjectReference{{Name: theirs.Name}}
 }
@@ -162,9 +159,7 @@ func (w *world) pods(t *testing.T, component string) []corev1.Pod {
 	list, err := w.client.CoreV1().Pods(w.namespace).List(t.Context(),
 		metav1.ListOptions{LabelSelector: "app.kubernetes.io/instance=" + release + ",app.kubernetes.io/component=" +
 			component})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return list.Items
 }
 

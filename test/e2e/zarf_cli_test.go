@@ -17,6 +17,7 @@ import (
 
 	"github.com/zarf-dev/zarf-registry/internal/images/build"
 	"github.com/zarf-dev/zarf-registry/internal/images/graph"
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 // zarfVersion is the version of testcluster's tool zarf.
@@ -49,9 +50,7 @@ func (z *zarf) run(t *testing.T, args ...string) string {
 	begin := time.Now()
 	out, errOut, err := try(z.command(t, args...))
 	t.Logf("zarf %s, after %.1f s:\n%s%s", strings.Join(args, " "), time.Since(begin).Seconds(), errOut, out)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return out
 }
 
@@ -69,7 +68,7 @@ func (z *zarf) fails(t *testing.T, words string, args ...string) {
 func (z *zarf) agentPackage(t *testing.T) string {
 	t.Helper()
 	dir := t.TempDir()
-	if err := errors.Join(
+	require.NoError(t, errors.Join(
 		os.CopyFS(filepath.Join(dir, "zarf-agent"), os.DirFS(z.agentSource())),
 		os.WriteFile(filepath.Join(dir, "zarf.yaml"), []byte(`kind: ZarfInitConfig
 metadata:
@@ -79,9 +78,7 @@ components:
     required: true
     import:
       path: zarf-agent
-`), 0o600)); err != nil {
-		t.Fatal(err)
-	}
+`), 0o600)))
 	return z.create(t, dir, z.agentImage(t)...)
 }
 
@@ -95,16 +92,11 @@ func (z *zarf) agentSource() string {
 func (z *zarf) agentImage(t *testing.T) []string {
 	t.Helper()
 	const name = "zarf-dev/zarf/agent"
-	layer, err := build.FileLayer("zarf", z.program)
-	if err != nil {
-		t.Fatal(err)
-	}
+	layer := require.Value(build.FileLayer("zarf", z.program))(t)
 	store := &graph.Store{}
 	image, err := build.Image(store, build.Spec{Reference: "ghcr.io/" + name + ":" + zarfVersion,
 		Entrypoint: []string{"/zarf", "internal", "agent"}}, build.Variant{Architecture: "amd64", Layers: []build.Layer{layer}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	connected := connectedRegistry(t)
 	run(t, z.w.hook, "images", "push", writeImages(t, store, image), "--to", connected, "--plain-http")
 	return []string{"--set", "AGENT_IMAGE_DOMAIN=ghcr.io/", "--set", "AGENT_IMAGE=" + name, "--set",
@@ -171,9 +163,7 @@ spec:
           image: ` + image + `
 `,
 	} {
-		if err := os.WriteFile(filepath.Join(dir, file), []byte(content), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, os.WriteFile(filepath.Join(dir, file), []byte(content), 0o600))
 	}
 	return z.create(t, dir)
 }
@@ -192,10 +182,7 @@ func (z *zarf) deploy(t *testing.T, name, file string) {
 	t.Helper()
 	z.run(t, "package", "deploy", file, "--timeout=3m", "--confirm")
 	w := z.w
-	set, err := w.client.AppsV1().DaemonSets(name).Get(t.Context(), name, metav1.GetOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	set := require.Value(w.client.AppsV1().DaemonSets(name).Get(t.Context(), name, metav1.GetOptions{}))(t)
 	image := set.Spec.Template.Spec.Containers[0].Image
 	want := w.agentReference(image)
 	if z.rewritten {
@@ -272,8 +259,6 @@ func (z *zarf) credentials(t *testing.T) (args []string) {
 func (w *world) credential(t *testing.T, suffix string) (user, password string) {
 	t.Helper()
 	secret, err := w.client.CoreV1().Secrets(w.namespace).Get(t.Context(), release+suffix, metav1.GetOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return string(secret.Data["username"]), string(secret.Data["password"])
 }

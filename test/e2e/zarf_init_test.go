@@ -15,6 +15,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/zarf-dev/zarf-registry/internal/pki"
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 const (
@@ -32,10 +33,7 @@ func TestZarfInit(t *testing.T) {
 	z.initInternal(t, initPackage)
 	must(t, "zarf package deploy", func(t *testing.T) { z.deploy(t, "first", z.workload(t, "first")) })
 	must(t, "clients in all namespaces reach the registry", func(t *testing.T) {
-		service, err := w.client.CoreV1().Services(namespace).Get(t.Context(), zarfRelease, metav1.GetOptions{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		service := require.Value(w.client.CoreV1().Services(namespace).Get(t.Context(), zarfRelease, metav1.GetOptions{}))(t)
 		if !w.podReaches(t, "flux", w.nodes[0], w.address+"/zarf/first:1", service.Spec.ClusterIP+":5000") {
 			t.Error("a pod in another namespace cannot connect")
 		}
@@ -82,9 +80,7 @@ func TestZarfInit(t *testing.T) {
 		must(t, "the CronJob replaces a certificate of Zarf's", func(t *testing.T) {
 			client := w.get(t, zarfClient)
 			client.Data = w.get(t, "zarf-registry-server-tls").Data
-			if _, err := w.client.CoreV1().Secrets(namespace).Update(t.Context(), client, metav1.UpdateOptions{}); err != nil {
-				t.Fatal(err)
-			}
+			require.Value(w.client.CoreV1().Secrets(namespace).Update(t.Context(), client, metav1.UpdateOptions{}))(t)
 			w.runCronJob(t, zarfRelease+"-certificates")
 			w.clientOfZarf(t)
 		})
@@ -199,19 +195,13 @@ func (z *zarf) examplePackage(t *testing.T) string {
 	t.Helper()
 	dir := t.TempDir()
 	program, err := os.Open(z.w.hook)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defer program.Close()
 	installer, err := os.Create(filepath.Join(dir, "zarf-registry"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	_, err = io.Copy(installer, program)
-	if err := errors.Join(err, installer.Close(), os.CopyFS(dir, os.DirFS("../../examples/zarf-init")),
-		os.CopyFS(filepath.Join(dir, "zarf-agent"), os.DirFS(z.agentSource()))); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, errors.Join(err, installer.Close(), os.CopyFS(dir, os.DirFS("../../examples/zarf-init")),
+		os.CopyFS(filepath.Join(dir, "zarf-agent"), os.DirFS(z.agentSource()))))
 	return z.create(t, dir, z.agentImage(t)...)
 }
 
@@ -219,10 +209,7 @@ func (z *zarf) examplePackage(t *testing.T) string {
 func (w *world) clientOfZarf(t *testing.T) []byte {
 	t.Helper()
 	client := w.get(t, zarfClient).Data
-	bundle, err := pki.ParseBundle(client["ca.crt"])
-	if err != nil {
-		t.Fatal(err)
-	}
+	bundle := require.Value(pki.ParseBundle(client["ca.crt"]))(t)
 	pair := pki.KeyPair{Certificate: client["tls.crt"], Key: client["tls.key"]}
 	if err := pki.Check(pair, bundle, pki.Requirement{Role: pki.OrganizationClient}, time.Now()); err != nil {
 		t.Errorf("Zarf's client certificate: %v", err)

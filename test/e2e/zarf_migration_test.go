@@ -19,6 +19,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/images/build"
 	"github.com/zarf-dev/zarf-registry/internal/images/graph"
 	"github.com/zarf-dev/zarf-registry/internal/release/state"
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 // zarfRegistry is the name of the registry that Zarf deploys: Helm release, Deployment and Service.
@@ -173,13 +174,8 @@ func (m *migration) initPackage(t *testing.T) string {
 	const image, tag = "library/registry", "3.1.1"
 	run(t, m.testcluster, "load", "--name", m.name, distributionArchive(t, m.address+"/"+image+":"+tag))
 	dir := t.TempDir()
-	if err := os.CopyFS(dir, os.DirFS(filepath.Dir(m.zarf.agentSource()))); err != nil {
-		t.Fatal(err)
-	}
-	definition, err := os.ReadFile(filepath.Join(dir, "zarf-registry/zarf.yaml"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.CopyFS(dir, os.DirFS(filepath.Dir(m.zarf.agentSource()))))
+	definition := require.Value(os.ReadFile(filepath.Join(dir, "zarf-registry/zarf.yaml")))(t)
 	// Zarf pushes a component's images before it installs the charts.
 	header, components, _ := strings.Cut(string(definition), "\ncomponents:\n")
 	_, component, _ := strings.Cut(components, "\n  - name: zarf-registry\n")
@@ -196,9 +192,7 @@ func (m *migration) initPackage(t *testing.T) string {
       path: ../zarf-agent
 `
 	text := header + "\ncomponents:\n  - name: zarf-registry\n    required: true\n" + component + agent
-	if err := os.WriteFile(filepath.Join(dir, "zarf-registry/zarf.yaml"), []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "zarf-registry/zarf.yaml"), []byte(text), 0o600))
 	args := append(m.zarf.agentImage(t), "--set", "REGISTRY_IMAGE="+image, "--set", "REGISTRY_IMAGE_TAG="+tag, "--set",
 		"PROXY_IMAGE=none", "--set", "PROXY_IMAGE_TAG=none")
 	return m.zarf.create(t, filepath.Join(dir, "zarf-registry"), args...)
@@ -207,19 +201,11 @@ func (m *migration) initPackage(t *testing.T) string {
 // distributionArchive writes an OCI archive of an image with distribution's program.
 func distributionArchive(t *testing.T, reference string) string {
 	t.Helper()
-	program, err := buildProgram("distribution")
-	if err != nil {
-		t.Fatal(err)
-	}
-	layer, err := build.FileLayer("bin/registry", program)
-	if err != nil {
-		t.Fatal(err)
-	}
+	program := require.Value(buildProgram("distribution"))(t)
+	layer := require.Value(build.FileLayer("bin/registry", program))(t)
 	store := &graph.Store{}
 	image, err := build.Image(store, build.Spec{Reference: reference}, build.Variant{Architecture: "amd64", Layers: []build.Layer{layer}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return writeImages(t, store, image)
 }
 
@@ -240,14 +226,9 @@ func (m *migration) password(t *testing.T, key string) string {
 // registryMode returns the registry mode in Zarf's state.
 func (m *migration) registryMode(t *testing.T) string {
 	t.Helper()
-	secret, err := m.client.CoreV1().Secrets(namespace).Get(t.Context(), "zarf-state", metav1.GetOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	secret := require.Value(m.client.CoreV1().Secrets(namespace).Get(t.Context(), "zarf-state", metav1.GetOptions{}))(t)
 	var s struct{ RegistryInfo struct{ RegistryMode string } }
-	if err := json.Unmarshal(secret.Data["state"], &s); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, json.Unmarshal(secret.Data["state"], &s))
 	return s.RegistryInfo.RegistryMode
 }
 
@@ -319,13 +300,8 @@ func (m *migration) list(t *testing.T, password string, args ...string) map[stri
 func (m *migration) forward(t *testing.T) (address string) {
 	t.Helper()
 	cmd := m.command(t, m.kubectl, "-n", namespace, "port-forward", "service/"+zarfRegistry, ":5000")
-	stdout, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	stdout := require.Value(cmd.StdoutPipe())(t)
+	require.NoError(t, cmd.Start())
 	t.Cleanup(func() {
 		_ = cmd.Process.Kill()
 		_ = cmd.Wait()
@@ -357,9 +333,7 @@ func (m *migration) copyAll(t *testing.T) {
 		fmt.Fprintf(&references, "%s/%s@%s\n", from, match[1], match[2])
 	}
 	list := filepath.Join(t.TempDir(), "images.txt")
-	if err := os.WriteFile(list, []byte(references.String()), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.WriteFile(list, []byte(references.String()), 0o600))
 	begin := time.Now()
 	m.images(t, password, "copy", "--namespace", m.namespace, "--file", list, "--from-plain-http", "--platform=all",
 		"--from-username=zarf-push", "--password-stdin")

@@ -9,6 +9,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 // Programs under test are the real ones, except that the times of the collector's lease are shorter, with the
@@ -44,10 +46,7 @@ type change struct{ file, old, new string }
 // in returns the content of the file below dir, changed.
 func (c change) in(t *testing.T, dir, file string) string {
 	t.Helper()
-	source, err := os.ReadFile(filepath.Join(dir, file))
-	if err != nil {
-		t.Fatal(err)
-	}
+	source := require.Value(os.ReadFile(filepath.Join(dir, file)))(t)
 	if n := strings.Count(string(source), c.old); n != 1 {
 		t.Fatalf("%s contains the text to change %d times, not once: adapt the bug to the code:\n%s", c.file, n, c.old)
 	}
@@ -61,14 +60,9 @@ type programs struct{ registry, node string }
 func build(t *testing.T, c *change) programs {
 	t.Helper()
 	dir := t.TempDir()
-	root, err := filepath.Abs(top)
-	if err != nil {
-		t.Fatal(err)
-	}
+	root := require.Value(filepath.Abs(top))(t)
 	write := func(path, content string) {
-		if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, os.WriteFile(path, []byte(content), 0o600))
 	}
 	lease, changed := filepath.Join(dir, "lease.go"), filepath.Join(dir, "changed.go")
 	write(lease, quickLease)
@@ -86,10 +80,7 @@ func build(t *testing.T, c *change) programs {
 			replace[filepath.Join(root, c.file)] = changed
 		}
 	}
-	content, err := json.Marshal(map[string]any{"Replace": replace})
-	if err != nil {
-		t.Fatal(err)
-	}
+	content := require.Value(json.Marshal(map[string]any{"Replace": replace}))(t)
 	write(overlay, string(content))
 	p := programs{filepath.Join(dir, "registry"), filepath.Join(dir, "registry-node")}
 	run(t, "go", append(arguments, "-o", p.registry, "./cmd/registry")...)
@@ -112,9 +103,7 @@ func replaceDistribution(t *testing.T, root, copied string) {
 			err = os.WriteFile(copied+extension, content, 0o600)
 		}
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	run(t, "go", "mod", "edit", "-replace="+distribution+"="+copied, copied+".mod")
 }
 

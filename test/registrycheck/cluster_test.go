@@ -27,6 +27,7 @@ import (
 
 	"github.com/zarf-dev/zarf-registry/internal/net/tlsfiles/tlsfilestest"
 	"github.com/zarf-dev/zarf-registry/internal/pki"
+	"github.com/zarf-dev/zarf-registry/test/require"
 	"github.com/zarf-dev/zarf-registry/test/s3test"
 )
 
@@ -77,10 +78,7 @@ func newCluster(t *testing.T, program programs, p *plan, h *history) *cluster {
 	} else {
 		c.mountMemory(c.volume, "size="+volumeSize)
 	}
-	hash, err := bcrypt.GenerateFromPassword([]byte(password), bcrypt.MinCost)
-	if err != nil {
-		t.Fatal(err)
-	}
+	hash := require.Value(bcrypt.GenerateFromPassword([]byte(password), bcrypt.MinCost))(t)
 	c.config = c.write("config.yml", fmt.Sprintf("version: 0.1\nstorage: {%s}\n", c.driver(address(5200))))
 	users := c.write("htpasswd", userName+":"+string(hash)+"\n")
 	ca := tlsfilestest.NewCA(t, "registrycheck")
@@ -123,9 +121,7 @@ func newCluster(t *testing.T, program programs, p *plan, h *history) *cluster {
 		t.Cleanup(s.kill)
 	}
 	node := c.command("proxy", program.node, "proxy", "--listen="+c.proxy, "--registry="+service, "--tls-dir="+nodeDir)
-	if err := node.Start(); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, node.Start())
 	t.Cleanup(func() {
 		_ = node.Process.Kill()
 		_ = node.Wait()
@@ -140,25 +136,18 @@ func (c *cluster) driver(address string) string {
 	if *s3 == "" {
 		return fmt.Sprintf("filesystem: {rootdirectory: %s}", root)
 	}
-	server, err := s3test.Start(*s3, address, c.volume)
-	if err != nil {
-		c.t.Fatal(err)
-	}
+	server := require.Value(s3test.Start(*s3, address, c.volume))(c.t)
 	c.t.Cleanup(server.Stop)
 	return server.Driver(root)
 }
 
 func (c *cluster) mkdir(dir string) {
-	if err := os.Mkdir(dir, 0o755); err != nil {
-		c.t.Fatal(err)
-	}
+	require.NoError(c.t, os.Mkdir(dir, 0o755))
 }
 
 func (c *cluster) write(name, content string) string {
 	path := filepath.Join(c.dir, name)
-	if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
-		c.t.Fatal(err)
-	}
+	require.NoError(c.t, os.WriteFile(path, []byte(content), 0o600))
 	return path
 }
 
@@ -342,10 +331,7 @@ func cutAfter(random *rand.Rand) func() int {
 // bytes have passed as after returns; 0 means never.
 func relay(t *testing.T, address string, targets []string, after func() int) {
 	t.Helper()
-	listener, err := net.Listen("tcp", address)
-	if err != nil {
-		t.Fatal(err)
-	}
+	listener := require.Value(net.Listen("tcp", address))(t)
 	t.Cleanup(func() { _ = listener.Close() })
 	go func() {
 		for turn := 0; ; turn++ {

@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 // The sizes of disks with ext4, which leaves as much for content as volumeSize, next to the journal, and with XFS, which
@@ -44,9 +46,7 @@ func (c *cluster) createDisk() {
 	if err == nil {
 		err = os.Truncate(c.disk, size)
 	}
-	if err != nil {
-		c.t.Fatal(err)
-	}
+	require.NoError(c.t, err)
 	c.run(mkfs[0], append(mkfs[1:], c.disk)...)
 	c.mountDisk()
 	c.t.Cleanup(c.unmountDisk)

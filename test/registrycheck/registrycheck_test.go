@@ -25,6 +25,8 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 var (
@@ -85,9 +87,7 @@ func checkSeed(t *testing.T, program programs, seed uint64, operations int, outp
 	if err == nil {
 		err = os.MkdirAll(dir, 0o755)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	r := &report{plan: p, history: h}
 	r.violations = slices.Concat(h.violations, checkTags(h.events, dir), checkContent(h.events, p.pool))
 	r.took = time.Since(began)

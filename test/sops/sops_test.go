@@ -18,6 +18,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/yaml"
 	sigsyaml "sigs.k8s.io/yaml"
+
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 // nodeConfigSecret is the chart's Secret with the node configuration, and keyRegistries its key for
@@ -78,10 +80,7 @@ func TestSOPS(t *testing.T) {
 // newSOPSDir makes a directory with a key and the configuration of sops.
 func newSOPSDir(t *testing.T) *sopsDir {
 	t.Helper()
-	chart, err := filepath.Abs(filepath.Join("..", "..", "charts", "zarf-registry"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	chart := require.Value(filepath.Abs(filepath.Join("..", "..", "charts", "zarf-registry")))(t)
 	if _, err := os.Stat(filepath.Join(chart, "files", "programs.json")); err != nil {
 		t.Skipf("SKIPPED, NOTHING CHECKED: %v: run make payload", err)
 	}
@@ -130,17 +129,12 @@ func (s *sopsDir) sh(t *testing.T, script string, env ...string) string {
 
 func (s *sopsDir) write(t *testing.T, name, content string) {
 	t.Helper()
-	if err := os.WriteFile(filepath.Join(s.dir, name), []byte(content), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.WriteFile(filepath.Join(s.dir, name), []byte(content), 0o600))
 }
 
 func (s *sopsDir) read(t *testing.T, name string) string {
 	t.Helper()
-	content, err := os.ReadFile(filepath.Join(s.dir, name))
-	if err != nil {
-		t.Fatal(err)
-	}
+	content := require.Value(os.ReadFile(filepath.Join(s.dir, name)))(t)
 	return string(content)
 }
 
@@ -159,10 +153,7 @@ func registriesMap() map[string]any {
 // registriesText is the same as text, with comments and blank lines.
 func (s *sopsDir) registriesText(t *testing.T) string {
 	t.Helper()
-	text, err := sigsyaml.Marshal(registriesMap())
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := require.Value(sigsyaml.Marshal(registriesMap()))(t)
 	return "# Ask the platform team; the old password was previous-secret-in-a-comment.\n\n" + string(text) +
 		"\n# End.  \n"
 }
@@ -203,9 +194,7 @@ func (s *sopsDir) values(t *testing.T, registries any, text string) {
 		"registryProxy": true, "ipFamily": "IPv4",
 		"nodeConfig": map[string]any{"k3s": map[string]any{"registries": registries}},
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	s.write(t, "values.yaml", string(plain))
 	s.write(t, "values.enc.yaml", string(plain))
 	s.sh(t, `sops encrypt --in-place values.enc.yaml`)
@@ -267,9 +256,7 @@ func (s *sopsDir) existingSecret(t *testing.T, text string) {
 		ObjectMeta: metav1.ObjectMeta{Namespace: "zarf", Name: "node-registries"},
 		StringData: map[string]string{keyRegistries: text},
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	s.write(t, "secret.enc.yaml", string(manifest))
 	s.sh(t, `sops encrypt --in-place secret.enc.yaml`)
 	encrypted := s.read(t, "secret.enc.yaml")
@@ -279,9 +266,7 @@ func (s *sopsDir) existingSecret(t *testing.T, text string) {
 	}
 
 	var applied corev1.Secret // what sops -d secret.enc.yaml | kubectl apply -f - would apply
-	if err := sigsyaml.UnmarshalStrict([]byte(s.sh(t, `sops -d secret.enc.yaml`)), &applied); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, sigsyaml.UnmarshalStrict([]byte(s.sh(t, `sops -d secret.enc.yaml`)), &applied))
 	if applied.Kind != "Secret" || applied.Namespace != "zarf" || applied.StringData[keyRegistries] != text {
 		t.Errorf("it is\n%+v", applied)
 	}
@@ -316,9 +301,7 @@ func wellUnderstood(t *testing.T, text string) {
 			Auth struct{ Username, Password string }
 		}
 	}
-	if err := sigsyaml.Unmarshal([]byte(text), &registries); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, sigsyaml.Unmarshal([]byte(text), &registries))
 	for host, password := range sopsUsers {
 		if got := registries.Configs[host].Auth; got.Password != password || got.Username != "user-of-"+host {
 			t.Errorf("%s has %+v, want the password %q", host, got, password)
@@ -366,9 +349,7 @@ func objects[T any](t *testing.T, rendered, kind string) []T {
 		if errors.Is(err, io.EOF) {
 			return found
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		if document["kind"] != kind {
 			continue
 		}
@@ -377,9 +358,7 @@ func objects[T any](t *testing.T, rendered, kind string) []T {
 		if err == nil {
 			err = sigsyaml.Unmarshal(text, &object)
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		found = append(found, object)
 	}
 }

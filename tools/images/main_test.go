@@ -11,6 +11,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/images/build"
 	"github.com/zarf-dev/zarf-registry/internal/images/source"
 	"github.com/zarf-dev/zarf-registry/internal/payload/injector"
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 // layers are stand-ins for the programs' layers.
@@ -19,17 +20,11 @@ func layers(t *testing.T, names ...string) fstest.MapFS {
 	files := fstest.MapFS{}
 	for _, name := range names {
 		for _, arch := range build.Architectures {
-			layer, err := injector.BuildLayer(name, []byte(name+" for "+arch))
-			if err != nil {
-				t.Fatal(err)
-			}
+			layer := require.Value(injector.BuildLayer(name, []byte(name+" for "+arch)))(t)
 			files[name+"-"+arch+".tar.gz"] = &fstest.MapFile{Data: layer}
 		}
 	}
-	licenses, err := injector.BuildLayer("licenses", []byte("terms"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	licenses := require.Value(injector.BuildLayer("licenses", []byte("terms")))(t)
 	files[build.LicensesFile] = &fstest.MapFile{Data: licenses}
 	return files
 }
@@ -43,31 +38,17 @@ func TestArchives(t *testing.T) {
 	for _, dir := range []string{one, two} {
 		var err error
 		index, err = write(t.Context(), &out, layers(t, initHook), payload, registry, version, dir, build.Architectures)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 	}
 	for _, name := range append([]string{initHook}, build.ProgramNames...) {
 		file := filepath.Join(one, name+".tar")
-		first, err := os.ReadFile(file)
-		if err != nil {
-			t.Fatal(err)
-		}
-		second, err := os.ReadFile(filepath.Join(two, name+".tar"))
-		if err != nil {
-			t.Fatal(err)
-		}
+		first := require.Value(os.ReadFile(file))(t)
+		second := require.Value(os.ReadFile(filepath.Join(two, name+".tar")))(t)
 		if !bytes.Equal(first, second) {
 			t.Errorf("%s: two archives of the same programs differ", name)
 		}
-		src, err := source.Open(t.Context(), file)
-		if err != nil {
-			t.Fatal(err)
-		}
-		list, err := src.Items("")
-		if err != nil {
-			t.Fatal(err)
-		}
+		src := require.Value(source.Open(t.Context(), file))(t)
+		list := require.Value(src.Items(""))(t)
 		if len(list) != 1 || list[0].Reference != registry+"/"+name+":"+version || len(list[0].Platforms) != 2 {
 			t.Errorf("%s: images %+v", name, list)
 		}

@@ -3,14 +3,13 @@ package program
 import (
 	"bytes"
 	"testing"
+
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 func TestLicenses(t *testing.T) {
 	t.Parallel()
-	all, err := Licenses(t.Context(), "github.com/zarf-dev/zarf-registry/cmd/...")
-	if err != nil {
-		t.Fatal(err)
-	}
+	all := require.Value(Licenses(t.Context(), "github.com/zarf-dev/zarf-registry/cmd/..."))(t)
 	for _, want := range []string{
 		"Go standard library\n", "github.com/zarf-dev/zarf-registry\n", "k8s.io/client-go v", "github.com/distribution/distribution/v3 v",
 		"Redistribution and use in source and binary forms", "Apache License", "Permission is hereby granted",

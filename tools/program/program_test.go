@@ -13,17 +13,14 @@ import (
 	"time"
 
 	"github.com/zarf-dev/zarf-registry/internal/payload/injector"
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 const hello = "github.com/zarf-dev/zarf-registry/tools/program/testdata/hello"
 
 func read(t *testing.T, name string) []byte {
 	t.Helper()
-	content, err := os.ReadFile(name)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return content
+	return require.Value(os.ReadFile(name))(t)
 }
 
 func TestBuild(t *testing.T) {
@@ -32,23 +29,15 @@ func TestBuild(t *testing.T) {
 		t.Run(architecture, func(t *testing.T) {
 			one, two, three := filepath.Join(dir, architecture), filepath.Join(dir, "again", architecture),
 				filepath.Join(dir, architecture+"-3")
-			if err := Build(t.Context(), hello, "linux/"+architecture, "1.2.3", one); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, Build(t.Context(), hello, "linux/"+architecture, "1.2.3", one))
 			// Settings of the machine must not matter.
 			t.Setenv("GOAMD64", "v3")
 			t.Setenv("GOFLAGS", "-buildvcs=true")
-			if err := Build(t.Context(), hello, "linux/"+architecture, "1.2.3", two); err != nil {
-				t.Fatal(err)
-			}
-			if err := Build(t.Context(), hello, "linux/"+architecture, "1.2.4", three); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, Build(t.Context(), hello, "linux/"+architecture, "1.2.3", two))
+			require.NoError(t, Build(t.Context(), hello, "linux/"+architecture, "1.2.4", three))
 			// Without a version, nothing in the program depends on the release or the commit.
 			plain := filepath.Join(dir, architecture+"-plain")
-			if err := Build(t.Context(), hello, "linux/"+architecture, "", plain); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, Build(t.Context(), hello, "linux/"+architecture, "", plain))
 			if info, err := buildinfo.ReadFile(plain); err != nil || slices.ContainsFunc(info.Settings,
 				func(s debug.BuildSetting) bool { return strings.HasPrefix(s.Key, "vcs") || s.Key == "-ldflags" }) {
 				t.Errorf("build information: %v, %v", info, err)
@@ -59,10 +48,7 @@ func TestBuild(t *testing.T) {
 			if !bytes.Contains(read(t, one), []byte("1.2.3")) || bytes.Contains(read(t, three), []byte("1.2.3")) {
 				t.Error("the version is not in the program")
 			}
-			f, err := elf.Open(one)
-			if err != nil {
-				t.Fatal(err)
-			}
+			f := require.Value(elf.Open(one))(t)
 			defer f.Close()
 			if f.Machine != machine {
 				t.Errorf("built for %v", f.Machine)
@@ -87,20 +73,13 @@ func TestLayer(t *testing.T) {
 		if err := os.Chtimes(layer, long, long); err != nil && !os.IsNotExist(err) {
 			t.Fatal(err)
 		}
-		if err := Layer("hello", program, layer); err != nil {
-			t.Fatal(err)
-		}
-		info, err := os.Stat(layer)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, Layer("hello", program, layer))
+		info := require.Value(os.Stat(layer))(t)
 		return !info.ModTime().Equal(long)
 	}
 	write := func(name, content string) {
 		t.Helper()
-		if err := os.WriteFile(name, []byte(content), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, os.WriteFile(name, []byte(content), 0o644))
 	}
 
 	if err := Layer("hello", program, layer); err == nil {
@@ -121,16 +100,11 @@ func TestLayer(t *testing.T) {
 	if !written() {
 		t.Error("the layer changed, but was not written")
 	}
-	if err := os.Remove(layer); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.Remove(layer))
 	if !written() {
 		t.Error("the layer was removed, but not written again")
 	}
-	want, err := injector.BuildLayer("hello", []byte("program 2"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	want := require.Value(injector.BuildLayer("hello", []byte("program 2")))(t)
 	if !bytes.Equal(read(t, layer), want) {
 		t.Error("the layer is not the payload's")
 	}

@@ -25,6 +25,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/images/build"
 	"github.com/zarf-dev/zarf-registry/internal/images/graph"
 	"github.com/zarf-dev/zarf-registry/internal/payload/injector"
+	"github.com/zarf-dev/zarf-registry/test/require"
 	"github.com/zarf-dev/zarf-registry/tools/program"
 )
 
@@ -58,29 +59,20 @@ func built(t *testing.T) release {
 		},
 	}
 	for _, folder := range []string{r.archives, r.programs, r.embedded} {
-		if err := os.Mkdir(folder, 0o755); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, os.Mkdir(folder, 0o755))
 	}
-	if err := os.WriteFile(filepath.Join(r.embedded, program.LicensesText), []byte("terms"), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.WriteFile(filepath.Join(r.embedded, program.LicensesText), []byte("terms"), 0o644))
 	programs := map[string][]byte{}
 	compile := func(platform, file string) {
 		// A program with dependencies, like the real ones.
-		if err := program.Build(t.Context(), "github.com/zarf-dev/zarf-registry/tools/release/testdata/program", platform,
-			version, file); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, program.Build(t.Context(), "github.com/zarf-dev/zarf-registry/tools/release/testdata/program", platform,
+			version, file))
 	}
 	for _, arch := range build.Architectures {
 		file := filepath.Join(dir, arch)
 		compile("linux/"+arch, file)
 		compile("darwin/"+arch, filepath.Join(r.programs, initHook+"-darwin-"+arch))
-		content, err := os.ReadFile(file)
-		if err != nil {
-			t.Fatal(err)
-		}
+		content := require.Value(os.ReadFile(file))(t)
 		programs[arch] = content
 	}
 	for _, name := range append([]string{initHook}, build.ProgramNames...) {
@@ -93,33 +85,16 @@ func built(t *testing.T) release {
 				folder = r.programs
 			}
 			content := programs[arch]
-			if err := os.WriteFile(filepath.Join(folder, file), content, 0o755); err != nil {
-				t.Fatal(err)
-			}
-			layer, err := injector.BuildLayer(name, content)
-			if err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, os.WriteFile(filepath.Join(folder, file), content, 0o755))
+			layer := require.Value(injector.BuildLayer(name, content))(t)
 			packed := filepath.Join(r.archives, file+".tar.gz")
-			if err := os.WriteFile(packed, layer, 0o644); err != nil {
-				t.Fatal(err)
-			}
-			l, err := build.GzipLayer(os.DirFS(r.archives), file+".tar.gz")
-			if err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, os.WriteFile(packed, layer, 0o644))
+			l := require.Value(build.GzipLayer(os.DirFS(r.archives), file+".tar.gz"))(t)
 			variants = append(variants, build.Variant{Architecture: arch, Layers: []build.Layer{l}})
-			if err := os.WriteFile(filepath.Join(r.embedded, "loader-"+arch), []byte("in C"), 0o755); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, os.WriteFile(filepath.Join(r.embedded, "loader-"+arch), []byte("in C"), 0o755))
 		}
-		image, err := build.Image(store, build.NewSpec(r.registry, name, r.version), variants...)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := images.WriteArchive(t.Context(), filepath.Join(r.archives, name+".tar"), store, image); err != nil {
-			t.Fatal(err)
-		}
+		image := require.Value(build.Image(store, build.NewSpec(r.registry, name, r.version), variants...))(t)
+		require.NoError(t, images.WriteArchive(t.Context(), filepath.Join(r.archives, name+".tar"), store, image))
 	}
 	return r
 }
@@ -127,13 +102,8 @@ func built(t *testing.T) release {
 func TestRelease(t *testing.T) {
 	r := built(t)
 	var out bytes.Buffer
-	if err := r.make(t.Context(), &out); err != nil {
-		t.Fatal(err)
-	}
-	first, err := sums(r.output)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, r.make(t.Context(), &out))
+	first := require.Value(sums(r.output))(t)
 	want := []string{
 		"LICENSES.txt", "SHA256SUMS",
 		"zarf-registry-darwin-amd64", "zarf-registry-darwin-amd64.cdx.json",
@@ -160,13 +130,9 @@ func TestRelease(t *testing.T) {
 	})
 	t.Run("the bundle holds all other files", func(t *testing.T) { bundled(t, r, first) })
 	t.Run("a second run gives the same bytes", func(t *testing.T) {
-		if err := os.WriteFile(filepath.Join(r.output, "left over"), nil, 0o644); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, os.WriteFile(filepath.Join(r.output, "left over"), nil, 0o644))
 		// The time of the checkout must not matter.
-		if err := r.make(t.Context(), io.Discard); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, r.make(t.Context(), io.Discard))
 		again, err := sums(r.output)
 		if err != nil || !maps.Equal(first, again) {
 			t.Errorf("%v\n%v\n%v", err, first, again)
@@ -185,10 +151,7 @@ func TestRelease(t *testing.T) {
 				}
 			}
 			read(t, filepath.Join(r.output, program+suffixSBOM), &b)
-			content, err := os.ReadFile(filepath.Join(filepath.Dir(r.output), file))
-			if err != nil {
-				t.Fatal(err)
-			}
+			content := require.Value(os.ReadFile(filepath.Join(filepath.Dir(r.output), file)))(t)
 			if c := b.Metadata.Component; b.Format != "CycloneDX" || !b.Metadata.Timestamp.Equal(commitTime) ||
 				c.Version != version || c.Sum != fmt.Sprintf("%x", sha256.Sum256(content)) {
 				t.Errorf("%s: %+v", program, b)
@@ -196,31 +159,20 @@ func TestRelease(t *testing.T) {
 		}
 	})
 	t.Run("after signing, the bundle has the signature", func(t *testing.T) {
-		if err := os.WriteFile(filepath.Join(r.output, fileSignature), []byte("{}"), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, os.WriteFile(filepath.Join(r.output, fileSignature), []byte("{}"), 0o644))
 		// Where files were downloaded, their modes are lost.
-		if err := errors.Join(os.Chmod(filepath.Join(r.output, "zarf-registry-linux-amd64"), 0o644),
-			r.pack(r.output, io.Discard)); err != nil {
-			t.Fatal(err)
-		}
-		signed, err := sums(r.output)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, errors.Join(os.Chmod(filepath.Join(r.output, "zarf-registry-linux-amd64"), 0o644),
+			r.pack(r.output, io.Discard)))
+		signed := require.Value(sums(r.output))(t)
 		bundled(t, r, signed)
-		if err := errors.Join(os.Remove(filepath.Join(r.output, fileSignature)), r.pack(r.output, io.Discard)); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, errors.Join(os.Remove(filepath.Join(r.output, fileSignature)), r.pack(r.output, io.Discard)))
 		if unsigned, err := sums(r.output); err != nil || !maps.Equal(unsigned, first) {
 			t.Errorf("without a signature: %v, %v", err, unsigned)
 		}
 	})
 	t.Run("a bundle of changed files is refused", func(t *testing.T) {
 		name := filepath.Join(r.output, "probe.tar")
-		if err := os.WriteFile(name, []byte("changed"), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, os.WriteFile(name, []byte("changed"), 0o644))
 		if err := r.pack(r.output, io.Discard); err == nil || !strings.Contains(err.Error(), "probe.tar does not match") {
 			t.Errorf("error: %v", err)
 		}
@@ -250,10 +202,7 @@ func bundled(t *testing.T, r release, want map[string]string) {
 		t.Errorf("%v\n%v\nnot\n%v", err, got, want)
 	}
 	for file := range got {
-		info, err := os.Stat(filepath.Join(dir, r.bundleName(), file))
-		if err != nil {
-			t.Fatal(err)
-		}
+		info := require.Value(os.Stat(filepath.Join(dir, r.bundleName(), file)))(t)
 		program := strings.HasPrefix(file, "zarf-registry-") && filepath.Ext(file) == ""
 		if !info.ModTime().Equal(commitTime) || (info.Mode().Perm() == 0o755) != program {
 			t.Errorf("%s: %v, mode %v", file, info.ModTime(), info.Mode())
@@ -263,38 +212,21 @@ func bundled(t *testing.T, r release, want map[string]string) {
 
 func TestChartPackage(t *testing.T) {
 	dir := t.TempDir()
-	name, err := packageChart(chartDir, "", dir, commitTime)
-	if err != nil {
-		t.Fatal(err)
-	}
-	packed, err := loader.Load(filepath.Join(dir, name))
-	if err != nil {
-		t.Fatal(err)
-	}
-	source, err := loader.LoadDir(chartDir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	name := require.Value(packageChart(chartDir, "", dir, commitTime))(t)
+	packed := require.Value(loader.Load(filepath.Join(dir, name)))(t)
+	source := require.Value(loader.LoadDir(chartDir))(t)
 	if len(packed.Raw) != len(source.Raw) || len(packed.Templates) == 0 {
 		t.Errorf("%d files, not %d", len(packed.Raw), len(source.Raw))
 	}
-	f, err := os.Open(filepath.Join(dir, name))
-	if err != nil {
-		t.Fatal(err)
-	}
+	f := require.Value(os.Open(filepath.Join(dir, name)))(t)
 	defer f.Close()
-	z, err := gzip.NewReader(f)
-	if err != nil {
-		t.Fatal(err)
-	}
+	z := require.Value(gzip.NewReader(f))(t)
 	for r := tar.NewReader(z); ; {
 		h, err := r.Next()
 		if err == io.EOF {
 			break
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		if !h.ModTime.Equal(commitTime) || !strings.HasPrefix(h.Name, "zarf-registry/") || strings.Contains(h.Name, "/ci/") {
 			t.Errorf("%s of %s", h.Name, h.ModTime)
 		}
@@ -314,13 +246,9 @@ func refusals(t *testing.T, r release) {
 		"images that were not built": {func(r *release) { r.archives = t.TempDir() }, "make images builds it"},
 		"a program for another system": {func(r *release) {
 			r.programs = filepath.Join(t.TempDir(), "programs")
-			if err := os.CopyFS(r.programs, os.DirFS(filepath.Join(filepath.Dir(r.output), "programs"))); err != nil {
-				t.Fatal(err)
-			}
-			if err := os.Rename(filepath.Join(r.programs, "init-hook-darwin-arm64"),
-				filepath.Join(r.programs, "init-hook-darwin-amd64")); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, os.CopyFS(r.programs, os.DirFS(filepath.Join(filepath.Dir(r.output), "programs"))))
+			require.NoError(t, os.Rename(filepath.Join(r.programs, "init-hook-darwin-arm64"),
+				filepath.Join(r.programs, "init-hook-darwin-amd64")))
 		}, "not a program for CpuAmd64"},
 		"programs that were not built":          {func(r *release) { r.programs = t.TempDir() }, "make images builds it"},
 		"embedded programs that were not built": {func(r *release) { r.embedded = t.TempDir() }, "make images builds it"},
@@ -340,10 +268,7 @@ func refusals(t *testing.T, r release) {
 
 func read(t *testing.T, name string, into any) {
 	t.Helper()
-	content, err := os.ReadFile(name)
-	if err != nil {
-		t.Fatal(err)
-	}
+	content := require.Value(os.ReadFile(name))(t)
 	d := json.NewDecoder(bytes.NewReader(content))
 	d.DisallowUnknownFields()
 	if err := d.Decode(into); err != nil {

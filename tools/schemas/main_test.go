@@ -7,6 +7,8 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 const document = `{"definitions": {
@@ -32,16 +34,12 @@ const document = `{"definitions": {
 
 func TestConvert(t *testing.T) {
 	converted, err := convert([]byte(document))
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	if names := slices.Collect(maps.Keys(converted)); !slices.Equal(names, []string{"thing-apps-v1.json"}) {
 		t.Fatalf("files: %v", names)
 	}
 	var got, want any
-	if err := json.Unmarshal(converted["thing-apps-v1.json"], &got); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, json.Unmarshal(converted["thing-apps-v1.json"], &got))
 	err = json.Unmarshal([]byte(`{
 		"type": "object",
 		"required": ["apiVersion", "kind", "spec"],
@@ -61,9 +59,7 @@ func TestConvert(t *testing.T) {
 			"io.k8s.apimachinery.pkg.api.resource.Quantity": {"type": ["number", "string"]}
 		}
 	}`), &want)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("want (-), got (+):\n%s", diff)
 	}

@@ -7,6 +7,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 // goTest returns what go test -json prints for a module of the packages, which have a test file each.
@@ -18,12 +20,8 @@ func goTest(t *testing.T, packages map[string]string) string {
 		files[name+"/x_test.go"] = "package " + name + "\n" + text
 	}
 	for name, text := range files {
-		if err := os.MkdirAll(filepath.Dir(filepath.Join(dir, name)), 0o755); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, os.MkdirAll(filepath.Dir(filepath.Join(dir, name)), 0o755))
+		require.NoError(t, os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600))
 	}
 	cmd := exec.Command("go", "test", "-json", "-vet=off", "./...")
 	cmd.Dir = dir

@@ -4,14 +4,13 @@ import (
 	"os/exec"
 	"strings"
 	"testing"
+
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 // TestImports limits the size of the program, which is shipped to nodes in ConfigMaps and so stored in etcd.
 func TestImports(t *testing.T) {
-	out, err := exec.Command("go", "list", "-deps", "..").Output()
-	if err != nil {
-		t.Fatal(err)
-	}
+	out := require.Value(exec.Command("go", "list", "-deps", "..").Output())(t)
 	packages := strings.Fields(string(out))
 	const distribution = "github.com/distribution/distribution/v3/registry"
 	forbidden := map[string]string{ // by prefix

@@ -18,14 +18,13 @@ import (
 
 	"github.com/zarf-dev/zarf-registry/internal/api/gc"
 	"github.com/zarf-dev/zarf-registry/internal/exitcode"
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 func write(t *testing.T, name, text string) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), name)
-	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.WriteFile(path, []byte(text), 0o600))
 	return path
 }
 
@@ -150,10 +149,7 @@ func (b *lockedBuffer) String() string {
 
 // TestServe runs the whole program, from flags to shutdown.
 func TestServe(t *testing.T) {
-	hash, err := bcrypt.GenerateFromPassword([]byte("secret"), bcrypt.MinCost)
-	if err != nil {
-		t.Fatal(err)
-	}
+	hash := require.Value(bcrypt.GenerateFromPassword([]byte("secret"), bcrypt.MinCost))(t)
 	t.Setenv("REGISTRY_STORAGE", "inmemory")
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
@@ -179,15 +175,9 @@ func TestServe(t *testing.T) {
 		}
 		time.Sleep(time.Millisecond)
 	}
-	request, err := http.NewRequest(http.MethodGet, "http://"+address+"/v2/", nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	request := require.Value(http.NewRequest(http.MethodGet, "http://"+address+"/v2/", nil))(t)
 	request.SetBasicAuth("me", "secret")
-	response, err := http.DefaultClient.Do(request)
-	if err != nil {
-		t.Fatal(err)
-	}
+	response := require.Value(http.DefaultClient.Do(request))(t)
 	if body, err := io.ReadAll(response.Body); err != nil || response.StatusCode != http.StatusOK || string(body) != "{}" {
 		t.Errorf("status %d, body %q, %v", response.StatusCode, body, err)
 	}

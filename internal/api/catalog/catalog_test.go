@@ -11,6 +11,7 @@ import (
 	"github.com/opencontainers/go-digest"
 
 	"github.com/zarf-dev/zarf-registry/internal/api/catalog"
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 var now = time.Date(2026, 11, 1, 12, 0, 0, 0, time.UTC)
@@ -173,11 +174,7 @@ func TestFreesCountsWhatTheGracePeriodProtects(t *testing.T) {
 
 func pattern(t *testing.T, text string) catalog.Pattern {
 	t.Helper()
-	p, err := catalog.ParsePattern(text)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return p
+	return require.Value(catalog.ParsePattern(text))(t)
 }
 
 func TestRules(t *testing.T) {
@@ -215,9 +212,7 @@ func TestRules(t *testing.T) {
 		}}, []string{"team/app@digest", "team/dev:dev-1", "team/dev:dev-2"}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if err := c.rules.Validate(); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, c.rules.Validate())
 			if c.rules.Used == nil {
 				c.rules.Used = none
 			}

@@ -14,6 +14,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/cli/cmdflags"
 	"github.com/zarf-dev/zarf-registry/internal/cli/render"
 	"github.com/zarf-dev/zarf-registry/internal/release/state"
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 func TestCredentialsAreListedWithoutPasswords(t *testing.T) {
@@ -22,9 +23,7 @@ func TestCredentialsAreListedWithoutPasswords(t *testing.T) {
 			PKIMode: state.PKIInternal, DecidedBy: state.SourceValue},
 		PKI: &state.PKI{Mode: state.PKIInternal, ClusterDomain: "cluster.local", LeafLifetime: state.Duration(time.Hour),
 			CALifetime: state.Duration(2 * time.Hour)}}, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	secret := func(name, user string) *corev1.Secret {
 		return &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "zarf", Name: name},
 			Data: map[string][]byte{"username": []byte(user), "password": []byte("very secret"), state.Key: saved}}
@@ -33,9 +32,7 @@ func TestCredentialsAreListedWithoutPasswords(t *testing.T) {
 	objects := []runtime.Object{secret("full-state", ""), secret("full-credentials", "zarf-push"),
 		secret("full-pull", "zarf-pull")}
 	list, err := listCredentials(t.Context(), fake.NewClientset(objects...), of)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	clitest.JSON(t, render.CredentialList, clitest.Data(t, render.CredentialList, list))
 	clitest.Same(t, "table", clitest.Text(t, printCredentials, list), `NAME  USER       SECRET            COPY OF
 push  zarf-push  full-credentials  my-push

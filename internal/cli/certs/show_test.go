@@ -19,6 +19,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/release/state"
 	"github.com/zarf-dev/zarf-registry/internal/status"
 	files "github.com/zarf-dev/zarf-registry/test/golden"
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 func TestCertificatesArePrintedForPeople(t *testing.T) {
@@ -91,19 +92,14 @@ func TestTheAuthoritiesArePrintedAsTheyAreTrusted(t *testing.T) {
 	now := time.Now()
 	var both []byte
 	for _, name := range []string{"previous", "new"} {
-		a, err := pki.NewCA(name, now, 0)
-		if err != nil {
-			t.Fatal(err)
-		}
+		a := require.Value(pki.NewCA(name, now, 0))(t)
 		both = append(both, a.KeyPair().Certificate...)
 	}
 	of := settings.Settings{Namespace: "zarf", Release: "zarf-registry", Name: "full"}
 	secret := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "zarf", Name: "full-node-tls"},
 		Data: map[string][]byte{"ca.crt": both, "tls.key": []byte("secret")}}
 	var out bytes.Buffer
-	if err := printCA(t.Context(), &out, fake.NewClientset(secret), of); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, printCA(t.Context(), &out, fake.NewClientset(secret), of))
 	clitest.Same(t, "bundle", out.String(), string(both))
 
 	secret.Data["ca.crt"] = []byte("rubbish")

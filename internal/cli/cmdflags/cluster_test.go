@@ -15,6 +15,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/cluster"
 	"github.com/zarf-dev/zarf-registry/internal/release"
 	"github.com/zarf-dev/zarf-registry/internal/release/names"
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 func TestTheCredentialIsThePresentOne(t *testing.T) {
@@ -36,10 +37,8 @@ func TestTheCredentialIsThePresentOne(t *testing.T) {
 	}
 	host := cluster.Host(access)
 	is("in the beginning", host, auth.Credential{Username: "zarf-push", Password: "first"})
-	if _, err := client.CoreV1().Secrets("zarf").Update(context.Background(), secret("second"),
-		metav1.UpdateOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	require.Value(client.CoreV1().Secrets("zarf").Update(context.Background(), secret("second"),
+		metav1.UpdateOptions{}))(t)
 	is("after it was rotated", host, auth.Credential{Username: "zarf-push", Password: "second"})
 	is("for another host", "registry.example.com", auth.EmptyCredential)
 	client.PrependReactor("get", "secrets", func(clienttesting.Action) (bool, runtime.Object, error) {

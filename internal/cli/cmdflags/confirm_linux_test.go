@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/zarf-dev/zarf-registry/internal/exitcode"
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 // openTerminal returns a terminal, and what types on it.
@@ -25,17 +26,9 @@ func openTerminal(t *testing.T) (terminal, keyboard *os.File) {
 	}
 	t.Cleanup(func() { keyboard.Close() })
 	fd := int(keyboard.Fd())
-	if err := unix.IoctlSetPointerInt(fd, unix.TIOCSPTLCK, 0); err != nil {
-		t.Fatal(err)
-	}
-	number, err := unix.IoctlGetInt(fd, unix.TIOCGPTN)
-	if err != nil {
-		t.Fatal(err)
-	}
-	terminal, err = os.OpenFile(fmt.Sprintf("/dev/pts/%d", number), os.O_RDWR|unix.O_NOCTTY, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, unix.IoctlSetPointerInt(fd, unix.TIOCSPTLCK, 0))
+	number := require.Value(unix.IoctlGetInt(fd, unix.TIOCGPTN))(t)
+	terminal = require.Value(os.OpenFile(fmt.Sprintf("/dev/pts/%d", number), os.O_RDWR|unix.O_NOCTTY, 0))(t)
 	t.Cleanup(func() { terminal.Close() })
 	return terminal, keyboard
 }
@@ -56,9 +49,7 @@ func TestACommandAsksOnATerminal(t *testing.T) {
 	}
 	for typed, yes := range map[string]bool{"y\n": true, "YES\n": true, "n\n": false, "\n": false, "\x04": false} {
 		terminal, keyboard := openTerminal(t)
-		if _, err := keyboard.WriteString(typed); err != nil {
-			t.Fatal(err)
-		}
+		require.Value(keyboard.WriteString(typed))(t)
 		shown, err := ask(t.Context(), terminal)
 		if shown != "two images\nDelete them? [y/N] " || (err == nil) != yes || err != nil && !exitcode.IsRefusal(err) {
 			t.Errorf("%q: it shows %q, error %v", typed, shown, err)

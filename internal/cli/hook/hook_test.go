@@ -22,6 +22,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/release/nodeimages"
 	"github.com/zarf-dev/zarf-registry/internal/release/settings"
 	"github.com/zarf-dev/zarf-registry/internal/release/state"
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 func TestAttemptsOfAJobShareItsTime(t *testing.T) {
@@ -92,10 +93,7 @@ func jobSettings(changes ...func(*settings.Settings)) settings.Settings {
 // jobArguments are the arguments of a Job with settings.
 func jobArguments(t *testing.T, step string, s settings.Settings, more ...string) []string {
 	t.Helper()
-	document, err := json.Marshal(s)
-	if err != nil {
-		t.Fatal(err)
-	}
+	document := require.Value(json.Marshal(s))(t)
 	return append([]string{step, "--settings=" + string(document), "--timeout=4m", "--log-format=json"}, more...)
 }
 
@@ -107,9 +105,7 @@ func TestSettingsOfAJob(t *testing.T) {
 		s.Push.Secret = "mine"
 	})
 	got, err := settings.OfJob(jobArguments(t, "prepare", want))
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("settings (-want +got):\n%s", diff)
 	}

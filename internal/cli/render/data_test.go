@@ -6,6 +6,8 @@ import (
 	"path/filepath"
 	"regexp"
 	"testing"
+
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 func TestDataIsAnObjectWithItsVersionAndKind(t *testing.T) {
@@ -31,10 +33,7 @@ func TestDataIsAnObjectWithItsVersionAndKind(t *testing.T) {
 
 // Each kind has a golden file in the package of its command.
 func TestEachKindHasAGoldenFile(t *testing.T) {
-	source, err := os.ReadFile("data.go")
-	if err != nil {
-		t.Fatal(err)
-	}
+	source := require.Value(os.ReadFile("data.go"))(t)
 	kinds := regexp.MustCompile(`(?m)^\t(\w+) +Kind = "(\w+)"`).FindAllStringSubmatch(string(source), -1)
 	if len(kinds) < 10 {
 		t.Fatalf("found only the kinds %q", kinds)

@@ -19,6 +19,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/release/settings"
 	"github.com/zarf-dev/zarf-registry/internal/release/state"
 	"github.com/zarf-dev/zarf-registry/internal/version"
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 // Claim: Verifications pull by digest.
@@ -28,9 +29,7 @@ func TestTheProbeHasANameForEachWay(t *testing.T) {
 	}
 	r := &Registry{log: slog.New(slog.DiscardHandler), missing: "of a test"}
 	list, err := r.images()
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	digests := map[string]string{}
 	for _, image := range list {
 		digests[strings.TrimPrefix(image.Reference, "docker.io/")] = image.Descriptor.Digest.String()
@@ -50,12 +49,8 @@ func TestTheProbeHasANameForEachWay(t *testing.T) {
 	}
 
 	executable, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := r.setOwn(executable); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
+	require.NoError(t, r.setOwn(executable))
 	if r.own.Architecture != runtime.GOARCH {
 		t.Errorf("init-hook's own image is for %s", r.own.Architecture)
 	}
@@ -80,9 +75,7 @@ func TestOwnImageIsForNodesThatCanRunIt(t *testing.T) {
 		t.Skip("needs embedded programs: run make payload")
 	}
 	static := filepath.Join(t.TempDir(), "static")
-	if err := os.WriteFile(static, loader, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.WriteFile(static, loader, 0o600))
 	if why := unfit(static, []string{"sparc64", runtime.GOARCH}); why != "" {
 		t.Error(why)
 	}
@@ -103,9 +96,7 @@ func TestAWorkstationThatPushesAsksForTheNodes(t *testing.T) {
 	node.Status.NodeInfo.Architecture = "sparc64"
 	r, err := New(t.Context(), settings.Settings{Namespace: "zarf", Mode: state.ModeProxy},
 		&rest.Config{}, fake.NewClientset(node), false, slog.New(slog.DiscardHandler))
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	if own, missing := r.HookImage(); r.Direct || own != nil || missing == "" {
 		t.Errorf("direct is %t, the image %v, for %q", r.Direct, own, missing)
 	}
@@ -116,9 +107,7 @@ func TestWhoDoesNotPushNeedsNoNodes(t *testing.T) {
 	for _, inCluster := range []bool{false, true} {
 		r, err := New(t.Context(), settings.Settings{Namespace: "zarf"}, &rest.Config{}, client, inCluster,
 			slog.New(slog.DiscardHandler))
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		if r.own != nil || len(client.Actions()) != 0 {
 			t.Errorf("its image is %v, and it asked for %v", r.own, client.Actions())
 		}

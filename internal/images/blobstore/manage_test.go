@@ -14,6 +14,8 @@ import (
 
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 	"golang.org/x/sys/unix"
+
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 // aged is a new directory with ten blobs of 100 bytes, blob i last used i+1 hours
@@ -36,9 +38,7 @@ func aged(t *testing.T) (dir string, blobs []ocispec.Descriptor) {
 func age(t *testing.T, path string, d time.Duration) {
 	t.Helper()
 	at := time.Now().Add(-d)
-	if err := os.Chtimes(path, at, at); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.Chtimes(path, at, at))
 }
 
 // left are the numbers of the blobs that are there.
@@ -90,13 +90,9 @@ func TestUse(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir, blobs := aged(t)
-			if err := use(openStore(t, dir, Options{}), blobs[9]); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, use(openStore(t, dir, Options{}), blobs[9]))
 			// Of another process, to which it is not in use.
-			if err := openStore(t, dir, Options{MaxSize: 350}).Close(); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, openStore(t, dir, Options{MaxSize: 350}).Close())
 			if got := left(t, dir, blobs); !slices.Equal(got, []int{0, 1, 9}) {
 				t.Error(got)
 			}
@@ -107,9 +103,7 @@ func TestUse(t *testing.T) {
 // A store whose limit was higher before is not left like that.
 func TestCloseKeepsTheLimit(t *testing.T) {
 	dir, _ := aged(t)
-	if err := openStore(t, dir, Options{MaxSize: 350}).Close(); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, openStore(t, dir, Options{MaxSize: 350}).Close())
 	if info, err := openStore(t, dir, Options{}).Info(ctx); err != nil || info.Bytes+info.PartialBytes > 350 ||
 		info.Blobs == 0 {
 		t.Errorf("%+v, %v", info, err)
@@ -206,9 +200,7 @@ func TestACacheLeavesSpaceToOthers(t *testing.T) {
 
 func TestInfo(t *testing.T) {
 	dir, _ := aged(t)
-	if err := os.WriteFile(filepath.Join(dir, "blobs", "sha256", "README"), []byte("foreign"), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "blobs", "sha256", "README"), []byte("foreign"), 0o644))
 	got, err := openStore(t, dir, Options{}).Info(ctx)
 	want := Info{Dir: dir, Blobs: 10, Bytes: 1000, Partials: 1, PartialBytes: 50}
 	if err != nil || got != want {

@@ -21,6 +21,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/opencontainers/go-digest"
+
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 // childVariable says to the test binary that it is the child of a test, and which
@@ -69,13 +71,8 @@ func waiting(t *testing.T, name, dir string, arg int) (*exec.Cmd, *bytes.Buffer)
 	t.Helper()
 	cmd, stderr := child(t, name, dir, arg), new(bytes.Buffer)
 	cmd.Stderr = stderr
-	out, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	out := require.Value(cmd.StdoutPipe())(t)
+	require.NoError(t, cmd.Start())
 	if _, err := io.ReadFull(out, make([]byte, len("here"))); err != nil {
 		t.Fatal(err, stderr)
 	}
@@ -210,10 +207,7 @@ func TestKilledAtAnyTime(t *testing.T) {
 			}
 		}
 		mustBeSound(t, dir)
-		info, err := openStore(t, dir, Options{}).Info(ctx)
-		if err != nil {
-			t.Fatal(err)
-		}
+		info := require.Value(openStore(t, dir, Options{}).Info(ctx))(t)
 		partials += info.Partials
 	}
 	if partials == 0 {
@@ -243,9 +237,7 @@ func inNamespace(t *testing.T) bool {
 	t.Helper()
 	const variable = "BLOBSTORE_TEST_NAMESPACE"
 	if os.Getenv(variable) == t.Name() {
-		if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""))
 		return true
 	}
 	if os.Getuid() != 0 {
@@ -277,9 +269,7 @@ func TestDiskFull(t *testing.T) {
 		return
 	}
 	dir := t.TempDir()
-	if err := unix.Mount("tmpfs", dir, "tmpfs", 0, "size=4m"); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, unix.Mount("tmpfs", dir, "tmpfs", 0, "size=4m"))
 	s := openStore(t, dir, Options{})
 	unmountWhenDone(t, dir)
 	small := put(t, s, 2, 1<<20)
@@ -315,14 +305,10 @@ func TestReadOnly(t *testing.T) {
 	}
 	dir := t.TempDir()
 	desc := put(t, openStore(t, dir, Options{}), 1, 1000)
-	if err := unix.Mount(dir, dir, "", unix.MS_BIND, ""); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, unix.Mount(dir, dir, "", unix.MS_BIND, ""))
 	unmountWhenDone(t, dir)
 	open := openStore(t, dir, Options{})
-	if err := unix.Mount("", dir, "", unix.MS_BIND|unix.MS_REMOUNT|unix.MS_RDONLY, ""); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, unix.Mount("", dir, "", unix.MS_BIND|unix.MS_REMOUNT|unix.MS_RDONLY, ""))
 	for _, path := range []string{dir, filepath.Join(dir, "new")} {
 		_, err := Open(path, Options{MaxSize: 1})
 		for _, want := range []string{path, "read-only file system", "--store-dir", "--no-store"} {
@@ -345,22 +331,15 @@ func TestReadOnly(t *testing.T) {
 func TestPermissions(t *testing.T) {
 	if os.Getuid() == 0 {
 		const variable = "BLOBSTORE_TEST_USER"
-		dir, err := os.MkdirTemp("", "blobstore-user-")
-		if err != nil {
-			t.Fatal(err)
-		}
+		dir := require.Value(os.MkdirTemp("", "blobstore-user-"))(t)
 		defer os.RemoveAll(dir)
-		if err := os.Chown(dir, 65534, 65534); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, os.Chown(dir, 65534, 65534))
 		exe := filepath.Join(dir, "blobstore.test")
 		binary, err := os.ReadFile(os.Args[0])
 		if err == nil {
 			err = os.WriteFile(exe, binary, 0o755)
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		cmd := exec.CommandContext(t.Context(), exe, "-test.run=^TestPermissions$", "-test.v")
 		cmd.Env = append(os.Environ(), raceExit, variable+"=1", "TMPDIR="+dir)
 		cmd.Dir = dir
@@ -375,22 +354,16 @@ func TestPermissions(t *testing.T) {
 	s := openStore(t, dir, Options{})
 	desc := put(t, s, 1, 1000)
 	raw, _ := content(1, 1000)
-	if err := os.Chmod(s.path(desc.Digest), 0); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.Chmod(s.path(desc.Digest), 0))
 	if fetched, err := s.Ensure(ctx, desc, from(raw, nil)); err != nil || fetched != 1000 {
 		t.Error("a blob that may not be read is not repaired:", fetched, err)
 	}
 	mustBeSound(t, dir)
 
 	// A damaged blob where nothing can be removed.
-	if err := flipBit(s.path(desc.Digest)); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, flipBit(s.path(desc.Digest)))
 	blobs := filepath.Dir(s.path(desc.Digest))
-	if err := os.Chmod(blobs, 0o555); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.Chmod(blobs, 0o555))
 	if _, err := s.Ensure(ctx, desc, from(raw, nil)); err == nil || errors.Is(err, fs.ErrNotExist) ||
 		!strings.Contains(err.Error(), "is damaged (its content does not match its digest) and cannot be removed") {
 		t.Error(err)
@@ -400,16 +373,12 @@ func TestPermissions(t *testing.T) {
 		t.Error("modes mean nothing here")
 	}
 	locked := filepath.Join(t.TempDir(), "locked")
-	if err := os.Mkdir(locked, 0o555); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.Mkdir(locked, 0o555))
 	for _, path := range []string{locked, filepath.Join(locked, "new")} {
 		if _, err := Open(path, Options{}); err == nil || !strings.Contains(err.Error(), "permission denied") ||
 			!strings.Contains(err.Error(), "--no-store") {
 			t.Error(err)
 		}
 	}
-	if err := os.Chmod(dir, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.Chmod(dir, 0o755))
 }

@@ -26,17 +26,14 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
 	"github.com/zarf-dev/zarf-registry/internal/images/blob"
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 var ctx = context.Background()
 
 func openStore(t testing.TB, dir string, opts Options) *Store {
 	t.Helper()
-	s, err := Open(dir, opts)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return s
+	return require.Value(Open(dir, opts))(t)
 }
 
 // content is size bytes that are the same for the same seed, and their descriptor.
@@ -83,9 +80,7 @@ func (s *Store) Has(desc ocispec.Descriptor) bool {
 func put(t testing.TB, s *Store, seed byte, size int) ocispec.Descriptor {
 	t.Helper()
 	raw, desc := content(seed, size)
-	if _, err := s.Ensure(ctx, desc, from(raw, nil)); err != nil {
-		t.Fatal(err)
-	}
+	require.Value(s.Ensure(ctx, desc, from(raw, nil)))(t)
 	return desc
 }
 
@@ -106,35 +101,19 @@ func noFetch(context.Context, int64) (io.ReadCloser, error) {
 // mustRead reads a blob.
 func mustRead(t testing.TB, s *Store, desc ocispec.Descriptor) []byte {
 	t.Helper()
-	f, err := s.Open(ctx, desc)
-	if err != nil {
-		t.Fatal(err)
-	}
+	f := require.Value(s.Open(ctx, desc))(t)
 	defer f.Close()
-	raw, err := io.ReadAll(f)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return raw
+	return require.Value(io.ReadAll(f))(t)
 }
 
 // mustBeSound fails where a file under blobs is not what its name says, and
 // returns how many there are.
 func mustBeSound(t testing.TB, dir string) int {
 	t.Helper()
-	paths, err := filepath.Glob(filepath.Join(dir, "blobs", "*", "*"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	paths := require.Value(filepath.Glob(filepath.Join(dir, "blobs", "*", "*")))(t)
 	for _, path := range paths {
-		info, err := os.Lstat(path)
-		if err != nil {
-			t.Fatal(err)
-		}
-		raw, err := os.ReadFile(path)
-		if err != nil {
-			t.Fatal(err)
-		}
+		info := require.Value(os.Lstat(path))(t)
+		raw := require.Value(os.ReadFile(path))(t)
 		algorithm := digest.Algorithm(filepath.Base(filepath.Dir(path)))
 		if algorithm.FromBytes(raw).Encoded() != filepath.Base(path) {
 			t.Errorf("%s is wrong", path)
@@ -175,9 +154,7 @@ func TestOpenCreatesALayout(t *testing.T) {
 	if s.dir != dir {
 		t.Error(s.dir)
 	}
-	if err := s.Close(); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, s.Close())
 	entries, err := os.ReadDir(dir)
 	if err != nil || len(entries) != 3 {
 		t.Error("a closed store has more than a layout:", entries, err)
@@ -207,9 +184,7 @@ func TestOpenKeepsAnIndex(t *testing.T) {
 	dir := t.TempDir()
 	openStore(t, dir, Options{})
 	path := filepath.Join(dir, "index.json")
-	if err := os.WriteFile(path, []byte(index), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.WriteFile(path, []byte(index), 0o600))
 	s := openStore(t, dir, Options{})
 	desc := put(t, s, 1, 100)
 	if _, err := s.Prune(ctx, 0); err == nil ||
@@ -260,9 +235,7 @@ func TestOpenRejects(t *testing.T) {
 				} else {
 					err = os.WriteFile(path, []byte(text), 0o644)
 				}
-				if err != nil {
-					t.Fatal(err)
-				}
+				require.NoError(t, err)
 			}
 			path := filepath.Join(dir, tt.path)
 			_, err := Open(path, Options{MaxSize: 1})
@@ -281,9 +254,7 @@ func TestOpenRejects(t *testing.T) {
 
 func TestOpenAfterAKillInTheMiddleOfOpen(t *testing.T) {
 	dir := t.TempDir()
-	if err := os.WriteFile(filepath.Join(dir, newFile), nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.WriteFile(filepath.Join(dir, newFile), nil, 0o600))
 	openStore(t, dir, Options{})
 }
 
@@ -388,13 +359,9 @@ func TestDamagedBlobs(t *testing.T) {
 				dir := t.TempDir()
 				setUp := func() *Store {
 					s := openStore(t, dir, opts)
-					if err := s.Put(ctx, desc, raw); err != nil {
-						t.Fatal(err)
-					}
+					require.NoError(t, s.Put(ctx, desc, raw))
 					mustRead(t, s, desc)
-					if err := damage(s.path(desc.Digest)); err != nil {
-						t.Fatal(err)
-					}
+					require.NoError(t, damage(s.path(desc.Digest)))
 					if reopen {
 						s = openStore(t, dir, opts)
 					}
@@ -418,9 +385,7 @@ func TestDamagedBlobs(t *testing.T) {
 				if !strings.Contains(log.String(), desc.Digest.Encoded()) {
 					t.Error("the log does not tell:", log.String())
 				}
-				if _, err := s.Ensure(ctx, desc, from(raw, nil)); err != nil {
-					t.Fatal(err)
-				}
+				require.Value(s.Ensure(ctx, desc, from(raw, nil)))(t)
 				mustBeRight(s)
 
 				s = setUp()
@@ -455,9 +420,7 @@ func TestDamageRepairedByManyAtOnce(t *testing.T) {
 		for range 8 {
 			stores = append(stores, openStore(t, dir, Options{}))
 		}
-		if err := flipBit(stores[0].path(desc.Digest)); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, flipBit(stores[0].path(desc.Digest)))
 		var wg sync.WaitGroup
 		for _, s := range stores {
 			wg.Go(func() {
@@ -498,9 +461,7 @@ func TestVerifiedOnce(t *testing.T) {
 	desc := put(t, openStore(t, dir, Options{}), 1, 1000)
 	old := time.Now().Add(-time.Hour)
 	path := openStore(t, dir, Options{}).path(desc.Digest)
-	if err := os.Chtimes(path, old, old); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.Chtimes(path, old, old))
 	// It is not hashed if a change remains unseen that leaves the time as it was.
 	s := openStore(t, dir, Options{})
 	unseen := func(s *Store) bool {
@@ -509,26 +470,20 @@ func TestVerifiedOnce(t *testing.T) {
 		if err == nil {
 			err = errors.Join(flipBit(path), os.Chtimes(path, info.ModTime(), info.ModTime()))
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		trusted := s.Check(ctx, desc) == nil
 		if trusted {
 			err = errors.Join(flipBit(path), os.Chtimes(path, info.ModTime(), info.ModTime()))
 		} else {
 			put(t, s, 1, 1000)
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		return trusted
 	}
 	if unseen(openStore(t, dir, Options{})) {
 		t.Error("another Store trusts it")
 	}
-	if err := os.Chtimes(path, old, old); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.Chtimes(path, old, old))
 	if mustRead(t, s, desc); !unseen(s) {
 		t.Error("it is verified again after it was marked as used")
 	}
@@ -539,12 +494,8 @@ func TestVerifiedOnce(t *testing.T) {
 	if info, err := os.Stat(path); err != nil || time.Since(info.ModTime()) > time.Minute {
 		t.Error("it is not marked as used:", info.ModTime(), err)
 	}
-	if err := os.Chtimes(path, old, old); err != nil {
-		t.Fatal(err)
-	}
-	if err := flipBit(path); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.Chtimes(path, old, old))
+	require.NoError(t, flipBit(path))
 	if err := s.Check(ctx, desc); !errors.Is(err, fs.ErrNotExist) {
 		t.Error("it is not verified again after somebody changed it:", err)
 	}
@@ -606,9 +557,7 @@ func TestEnsureResumes(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := openStore(t, t.TempDir(), Options{})
-			if err := tt.before(s); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, tt.before(s))
 			if err := s.Check(ctx, desc); !errors.Is(err, fs.ErrNotExist) {
 				t.Fatal("half a blob is got:", err)
 			}
@@ -775,27 +724,18 @@ func TestDiskFullInjected(t *testing.T) {
 func TestMemoryIsFlat(t *testing.T) {
 	s := openStore(t, t.TempDir(), Options{})
 	const size = 64 << 20
-	d, err := digest.FromReader(io.LimitReader(zeros{}, size))
-	if err != nil {
-		t.Fatal(err)
-	}
+	d := require.Value(digest.FromReader(io.LimitReader(zeros{}, size)))(t)
 	desc := ocispec.Descriptor{Digest: d, Size: size}
 	var before, after runtime.MemStats
 	runtime.ReadMemStats(&before)
-	if _, err := s.Ensure(ctx, desc, func(context.Context, int64) (io.ReadCloser, error) {
+	require.Value(s.Ensure(ctx, desc, func(context.Context, int64) (io.ReadCloser, error) {
 		return io.NopCloser(zeros{}), nil
-	}); err != nil {
-		t.Fatal(err)
-	}
+	}))(t)
 	clear(s.verified)
-	if err := s.Check(ctx, desc); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, s.Check(ctx, desc))
 	to := openStore(t, t.TempDir(), Options{})
 	to.link = func(string, string) error { return syscall.EXDEV }
-	if err := to.Link(ctx, desc, s); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, to.Link(ctx, desc, s))
 	runtime.ReadMemStats(&after)
 	if got := after.TotalAlloc - before.TotalAlloc; got > size/8 {
 		t.Errorf("%d bytes were allocated for a blob of %d", got, size)
@@ -809,14 +749,8 @@ func (zeros) Read(b []byte) (int, error) { clear(b); return len(b), nil }
 func TestLink(t *testing.T) {
 	linked := func(t *testing.T, a, b *Store, desc ocispec.Descriptor) bool {
 		t.Helper()
-		one, err := os.Stat(a.path(desc.Digest))
-		if err != nil {
-			t.Fatal(err)
-		}
-		two, err := os.Stat(b.path(desc.Digest))
-		if err != nil {
-			t.Fatal(err)
-		}
+		one := require.Value(os.Stat(a.path(desc.Digest)))(t)
+		two := require.Value(os.Stat(b.path(desc.Digest)))(t)
 		return os.SameFile(one, two)
 	}
 	for name, tt := range map[string]struct {
@@ -829,21 +763,15 @@ func TestLink(t *testing.T) {
 		"where it is forbidden": {link: syscall.EPERM},
 		"with too many links":   {link: syscall.EMLINK},
 		"a right one stays": {before: func(t *testing.T, s *Store, raw []byte, desc ocispec.Descriptor) {
-			if err := s.Put(ctx, desc, raw); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, s.Put(ctx, desc, raw))
 		}},
 		"a wrong one goes": {before: func(t *testing.T, s *Store, raw []byte, desc ocispec.Descriptor) {
 			_ = os.Mkdir(filepath.Dir(s.path(desc.Digest)), 0o755)
-			if err := os.WriteFile(s.path(desc.Digest), make([]byte, len(raw)), 0o444); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, os.WriteFile(s.path(desc.Digest), make([]byte, len(raw)), 0o444))
 		}, want: true},
 		"a wrong one goes to another device": {before: func(t *testing.T, s *Store, raw []byte, desc ocispec.Descriptor) {
 			_ = os.Mkdir(filepath.Dir(s.path(desc.Digest)), 0o755)
-			if err := os.WriteFile(s.path(desc.Digest), make([]byte, len(raw)), 0o444); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, os.WriteFile(s.path(desc.Digest), make([]byte, len(raw)), 0o444))
 		}, link: syscall.EXDEV},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -853,9 +781,7 @@ func TestLink(t *testing.T) {
 			if err := target.Link(ctx, desc, source); !errors.Is(err, fs.ErrNotExist) {
 				t.Fatal("of a blob that is not there:", err)
 			}
-			if err := source.Put(ctx, desc, raw); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, source.Put(ctx, desc, raw))
 			if tt.before != nil {
 				tt.before(t, target, raw, desc)
 			}
@@ -865,9 +791,7 @@ func TestLink(t *testing.T) {
 				}
 			}
 			for range 2 {
-				if err := target.Link(ctx, desc, source); err != nil {
-					t.Fatal(err)
-				}
+				require.NoError(t, target.Link(ctx, desc, source))
 			}
 			if linked(t, source, target, desc) != tt.want || !bytes.Equal(mustRead(t, target, desc), raw) ||
 				len(ingested(t, target)) > 0 {
@@ -935,10 +859,7 @@ func TestLinkWhileOthersUseTheBlob(t *testing.T) {
 
 func TestJSON(t *testing.T) {
 	s := openStore(t, t.TempDir(), Options{})
-	info, err := s.Info(ctx)
-	if err != nil {
-		t.Fatal(err)
-	}
+	info := require.Value(s.Info(ctx))(t)
 	raw, err := json.Marshal(info)
 	want := fmt.Sprintf(`{"dir":%q,"blobs":0,"bytes":0,"partialDownloads":0,"partialBytes":0}`, s.dir)
 	if err != nil || string(raw) != want {

@@ -29,22 +29,17 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/oci"
 	"github.com/zarf-dev/zarf-registry/internal/payload/injector"
 	"github.com/zarf-dev/zarf-registry/test/imagestest"
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 // payload has the files that tools/payload writes, with dummy programs.
 func payload(t *testing.T) fstest.MapFS {
 	t.Helper()
-	licenses, err := injector.BuildLayer("licenses", imagestest.Noise(9, 2_000))
-	if err != nil {
-		t.Fatal(err)
-	}
+	licenses := require.Value(injector.BuildLayer("licenses", imagestest.Noise(9, 2_000)))(t)
 	files := fstest.MapFS{LicensesFile: {Data: licenses}}
 	for i, name := range ProgramNames {
 		for j, arch := range Architectures {
-			layer, err := injector.BuildLayer(name, imagestest.Noise(uint64(10*i+j+1), 20_000))
-			if err != nil {
-				t.Fatal(err)
-			}
+			layer := require.Value(injector.BuildLayer(name, imagestest.Noise(uint64(10*i+j+1), 20_000)))(t)
 			files[name+"-"+arch+".tar.gz"] = &fstest.MapFile{Data: layer}
 		}
 	}
@@ -54,9 +49,7 @@ func payload(t *testing.T) fstest.MapFS {
 func TestProgramImages(t *testing.T) {
 	files := payload(t)
 	store, list, err := ProgramImages(files, "ghcr.io/zarf-dev/zarf-registry", "1.2.3")
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	if len(list) != len(ProgramNames) {
 		t.Fatalf("%d images", len(list))
 	}
@@ -119,9 +112,7 @@ func TestProgramImages(t *testing.T) {
 	}
 
 	_, elsewhere, err := ProgramImages(payload(t), "zarf-registry", "1.2.3")
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	for i := range list {
 		if list[i].Descriptor.Digest != elsewhere[i].Descriptor.Digest {
 			t.Errorf("%s and %s differ", list[i].Reference, elsewhere[i].Reference)
@@ -140,9 +131,7 @@ func TestProgramImagesInflated(t *testing.T) {
 	digests := func() (digests []digest.Digest) {
 		t.Helper()
 		_, list, err := ProgramImages(files, "zarf-registry", "1")
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		for _, image := range list {
 			digests = append(digests, image.Descriptor.Digest)
 		}
@@ -152,18 +141,12 @@ func TestProgramImagesInflated(t *testing.T) {
 	contents := map[string]injector.Inflated{}
 	record := func() {
 		t.Helper()
-		data, err := json.Marshal(contents)
-		if err != nil {
-			t.Fatal(err)
-		}
+		data := require.Value(json.Marshal(contents))(t)
 		files[injector.InflatedFile] = &fstest.MapFile{Data: data}
 	}
 	for _, name := range ProgramNames {
 		for _, arch := range Architectures {
-			content, err := injector.Inflate(name, files[name+"-"+arch+".tar.gz"].Data)
-			if err != nil {
-				t.Fatal(err)
-			}
+			content := require.Value(injector.Inflate(name, files[name+"-"+arch+".tar.gz"].Data))(t)
 			contents[name+"-"+arch] = content
 		}
 	}
@@ -235,17 +218,12 @@ func TestSelfImage(t *testing.T) {
 			program := imagestest.Noise(1, size)
 			store, image, err := SelfImage(payload(t), imagestest.Temp(t, "exe", program), runtime.GOARCH, "zarf-registry", "init-hook",
 				"1")
-			if err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, err)
 			nodes := imagestest.Nodes(t, store, image.Descriptor)
 			i := slices.IndexFunc(nodes, func(d ocispec.Descriptor) bool { return oci.Kind(d.MediaType) == "blob" })
 			layer := nodes[i]
 			tr := tar.NewReader(bytes.NewReader(imagestest.Fetch(t, store, layer)))
-			header, err := tr.Next()
-			if err != nil {
-				t.Fatal(err)
-			}
+			header := require.Value(tr.Next())(t)
 			content, err := io.ReadAll(tr)
 			if err != nil || !bytes.Equal(content, program) {
 				t.Errorf("the layer contains another program, %v", err)
@@ -265,20 +243,13 @@ func TestSelfImage(t *testing.T) {
 			i := slices.IndexFunc(nodes, func(d ocispec.Descriptor) bool { return d.MediaType == ocispec.MediaTypeImageConfig })
 			return nodes[i].Digest
 		}
-		layer, err := FileLayer("init-hook", exe)
-		if err != nil {
-			t.Fatal(err)
-		}
+		layer := require.Value(FileLayer("init-hook", exe))(t)
 		release := &graph.Store{}
 		image, err := Image(release, NewSpec("zarf-registry", "init-hook", "1"),
 			Variant{Architecture: "amd64", Layers: []Layer{layer}})
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		store, self, err := SelfImage(payload(t), exe, "amd64", "zarf-registry", "init-hook", "1")
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		if id(release, image) == id(store, self) {
 			t.Error("a kubelet would mistake one image for the other")
 		}
@@ -293,25 +264,15 @@ func TestWriteArchive(t *testing.T) {
 	write := func(src graph.Content, list ...graph.Image) []byte {
 		t.Helper()
 		path := filepath.Join(t.TempDir(), "images.tar")
-		if err := images.WriteArchive(t.Context(), path, src, list...); err != nil {
-			t.Fatal(err)
-		}
-		written, err := os.ReadFile(path)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return written
+		require.NoError(t, images.WriteArchive(t.Context(), path, src, list...))
+		return require.Value(os.ReadFile(path))(t)
 	}
 	store, list, err := ProgramImages(payload(t), "ghcr.io/zarf-dev/zarf-registry", "1.2.3")
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 
 	t.Run("is reproducible", func(t *testing.T) {
 		again, listAgain, err := ProgramImages(payload(t), "ghcr.io/zarf-dev/zarf-registry", "1.2.3")
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		if !bytes.Equal(write(store, list...), write(again, listAgain...)) {
 			t.Error("two archives of the same programs differ")
 		}
@@ -320,15 +281,10 @@ func TestWriteArchive(t *testing.T) {
 	// If digests change, a registry receives all images of a release again.
 	t.Run("keeps the digests of released images", func(t *testing.T) {
 		fixed := &graph.Store{}
-		layer, err := FileLayer("registry", imagestest.Temp(t, "registry", []byte("program")))
-		if err != nil {
-			t.Fatal(err)
-		}
+		layer := require.Value(FileLayer("registry", imagestest.Temp(t, "registry", []byte("program"))))(t)
 		image, err := Image(fixed, NewSpec("ghcr.io/zarf-dev/zarf-registry", "registry", "1.2.3"), Variant{"amd64", []Layer{layer}},
 			Variant{"arm64", []Layer{layer}})
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		sum := sha256.Sum256(write(fixed, image))
 		got := [2]string{image.Descriptor.Digest.String(), hex.EncodeToString(sum[:])}
 		want := [2]string{
@@ -358,14 +314,9 @@ func TestWriteArchive(t *testing.T) {
 	t.Run("names images for containerd, ORAS and crane", func(t *testing.T) {
 		var index ocispec.Index
 		for tr := tar.NewReader(bytes.NewReader(write(store, list[0]))); ; {
-			header, err := tr.Next()
-			if err != nil {
-				t.Fatal(err)
-			}
+			header := require.Value(tr.Next())(t)
 			if header.Name == ocispec.ImageIndexFile {
-				if err := json.NewDecoder(tr).Decode(&index); err != nil {
-					t.Fatal(err)
-				}
+				require.NoError(t, json.NewDecoder(tr).Decode(&index))
 				break
 			}
 		}
@@ -405,13 +356,6 @@ func TestWriteArchive(t *testing.T) {
 
 func gunzip(t *testing.T, b []byte) []byte {
 	t.Helper()
-	z, err := gzip.NewReader(bytes.NewReader(b))
-	if err != nil {
-		t.Fatal(err)
-	}
-	out, err := io.ReadAll(z)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return out
+	z := require.Value(gzip.NewReader(bytes.NewReader(b)))(t)
+	return require.Value(io.ReadAll(z))(t)
 }

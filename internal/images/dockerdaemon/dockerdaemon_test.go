@@ -18,6 +18,7 @@ import (
 
 	"github.com/zarf-dev/zarf-registry/internal/net/tlsfiles/tlsfilestest"
 	"github.com/zarf-dev/zarf-registry/test/dockerdaemontest"
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 const (
@@ -38,10 +39,7 @@ func twoImages() *dockerdaemontest.Engine {
 
 func mustOpen(t *testing.T) *Client {
 	t.Helper()
-	c, err := Open(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := require.Value(Open(t.Context()))(t)
 	t.Cleanup(func() {
 		if err := c.Close(); err != nil {
 			t.Error(err)
@@ -53,16 +51,10 @@ func mustOpen(t *testing.T) *Client {
 // save returns what Save writes.
 func save(ctx context.Context, t *testing.T, c *Client, refs ...string) (string, error) {
 	t.Helper()
-	file, err := os.Create(filepath.Join(t.TempDir(), "docker.tar"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	file := require.Value(os.Create(filepath.Join(t.TempDir(), "docker.tar")))(t)
 	defer file.Close()
 	missing, saveErr := c.Save(ctx, refs, file)
-	raw, err := os.ReadFile(file.Name())
-	if err != nil {
-		t.Fatal(err)
-	}
+	raw := require.Value(os.ReadFile(file.Name()))(t)
 	return string(raw), errors.Join(missing, saveErr)
 }
 
@@ -193,13 +185,9 @@ func TestOpenAgreesOnAVersion(t *testing.T) {
 				}
 				return
 			}
-			if err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, err)
 			defer client.Close()
-			if _, err := save(t.Context(), t, client, "nginx"); err != nil {
-				t.Fatal(err)
-			}
+			require.Value(save(t.Context(), t, client, "nginx"))(t)
 			requests := strings.Join(engine.Requests(), "\n")
 			if !strings.Contains(requests, "GET "+c.want) {
 				t.Errorf("requests:\n%s", requests)
@@ -210,19 +198,12 @@ func TestOpenAgreesOnAVersion(t *testing.T) {
 
 func write(t *testing.T, path string, content []byte) {
 	t.Helper()
-	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(path, content, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.MkdirAll(filepath.Dir(path), 0o700))
+	require.NoError(t, os.WriteFile(path, content, 0o600))
 }
 
 func TestOpenWithoutAnEngine(t *testing.T) {
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	listener := require.Value(net.Listen("tcp", "127.0.0.1:0"))(t)
 	closed := listener.Addr().String()
 	listener.Close()
 	for name, host := range map[string]string{
@@ -264,9 +245,7 @@ func TestTLS(t *testing.T) {
 	ca := tlsfilestest.NewCA(t, "ca")
 	client, stranger := clientFiles(t, ca), clientFiles(t, tlsfilestest.NewCA(t, "ca"))
 	server, err := tls.X509KeyPair(ca.Issue(t, "engine", "127.0.0.1"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	trusted := x509.NewCertPool()
 	trusted.AddCert(ca.Certificate)
 	listener := httptest.NewUnstartedServer(twoImages())
@@ -308,9 +287,7 @@ func TestTLS(t *testing.T) {
 				}
 				return
 			}
-			if err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, err)
 			defer engine.Close()
 			if got, err := save(t.Context(), t, engine, "nginx"); err != nil || got != "nginx:latest" {
 				t.Errorf("saved %q, %v", got, err)

@@ -7,6 +7,8 @@ import (
 
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 func TestLackingPlatforms(t *testing.T) {
@@ -20,10 +22,7 @@ func TestLackingPlatforms(t *testing.T) {
 		{"linux/amd64", "of what?", "linux/amd64"},
 		{"all", "", ""},
 	} {
-		wanted, err := ParsePlatforms(c.wanted)
-		if err != nil {
-			t.Fatal(err)
-		}
+		wanted := require.Value(ParsePlatforms(c.wanted))(t)
 		if got := strings.Join(wanted.Lacking(strings.Fields(c.available)), " "); got != c.want {
 			t.Errorf("of %s, %q lacks %q, want %q", c.wanted, c.available, got, c.want)
 		}
@@ -48,10 +47,7 @@ func TestPlatforms(t *testing.T) {
 	}
 	index := ocispec.Index{}
 	for _, name := range []string{"linux/amd64", "linux/arm/v6", "linux/arm/v7", "linux/arm64"} {
-		p, err := ParsePlatforms(name)
-		if err != nil {
-			t.Fatal(err)
-		}
+		p := require.Value(ParsePlatforms(name))(t)
 		index.Manifests = append(index.Manifests, ocispec.Descriptor{Digest: digest.FromString(name), Platform: &p[0]})
 	}
 	index.Manifests = append(index.Manifests, ocispec.Descriptor{
@@ -66,10 +62,7 @@ func TestPlatforms(t *testing.T) {
 		"linux/amd64":             {digest.FromString("linux/amd64")},
 		"linux/amd64,linux/arm64": {digest.FromString("linux/amd64"), digest.FromString("linux/arm64"), "about amd64"},
 	} {
-		p, err := ParsePlatforms(text)
-		if err != nil {
-			t.Fatal(err)
-		}
+		p := require.Value(ParsePlatforms(text))(t)
 		selectManifests, err := p.selectManifests(index)
 		var got []digest.Digest
 		for _, m := range selectManifests {

@@ -13,6 +13,7 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
 	"github.com/zarf-dev/zarf-registry/internal/images"
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 // clocked is a meter whose time the test sets.
@@ -135,10 +136,7 @@ func TestMeterHidesUnknownTimeLeft(t *testing.T) {
 }
 
 func TestMeterDetectsTerminals(t *testing.T) {
-	f, err := os.Create(filepath.Join(t.TempDir(), "log"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	f := require.Value(os.Create(filepath.Join(t.TempDir(), "log")))(t)
 	defer f.Close()
 	if New(f).terminal || New(&bytes.Buffer{}).terminal {
 		t.Error("a file is taken for a terminal")

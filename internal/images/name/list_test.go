@@ -8,6 +8,8 @@ import (
 	"testing/iotest"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 func TestReadList(t *testing.T) {
@@ -26,10 +28,7 @@ func TestReadList(t *testing.T) {
 		"a registry with an IPv6 address": {"[::1]:5000/a:1\n", []string{"[::1]:5000/a:1"}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			got, err := ReadList(strings.NewReader(c.text), "list")
-			if err != nil {
-				t.Fatal(err)
-			}
+			got := require.Value(ReadList(strings.NewReader(c.text), "list"))(t)
 			if diff := cmp.Diff(c.want, got); diff != "" {
 				t.Error(diff)
 			}

@@ -21,6 +21,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/images/blob"
 	"github.com/zarf-dev/zarf-registry/internal/oci"
 	"github.com/zarf-dev/zarf-registry/test/distributiontest"
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 func TestBrokenDownload(t *testing.T) {
@@ -222,9 +223,7 @@ func TestRedirects(t *testing.T) {
 	}
 
 	t.Run("of blobs are followed, without credentials", func(t *testing.T) {
-		if _, err := run(t, cdn.URL, blobs); err != nil {
-			t.Fatal(err)
-		}
+		require.Value(run(t, cdn.URL, blobs))(t)
 		if seen.Get("Authorization") != "" || certificates > 0 {
 			t.Errorf("the other host got %q and %d certificates", seen, certificates)
 		}
@@ -324,9 +323,7 @@ func TestManifests(t *testing.T) {
 	desc := ocispec.Descriptor{MediaType: ocispec.MediaTypeImageIndex, Digest: digest.FromBytes(raw),
 		Size: int64(len(raw))}
 	for _, tag := range []string{"v1", "v2", ""} {
-		if err := repo.PushManifest(ctx, desc, raw, tag); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, repo.PushManifest(ctx, desc, raw, tag))
 	}
 	for _, ref := range []string{"v1", desc.Digest.String()} {
 		if got, err := repo.Resolve(ctx, ref); err != nil || !sameContent(got, desc) {
@@ -364,9 +361,7 @@ func TestManifests(t *testing.T) {
 	signature := []byte(`{"schemaVersion":2,"mediaType":"application/vnd.oci.image.index.v1+json","artifactType":"example/signature","manifests":[],"subject":{"mediaType":"application/vnd.oci.image.index.v1+json","digest":"` + desc.Digest.String() + `","size":` + strconv.Itoa(len(raw)) + `}}`)
 	signed := ocispec.Descriptor{MediaType: ocispec.MediaTypeImageIndex, Digest: digest.FromBytes(signature),
 		Size: int64(len(signature))}
-	if err := repo.PushManifest(ctx, signed, signature, ""); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, repo.PushManifest(ctx, signed, signature, ""))
 	var referrers []ocispec.Descriptor
 	collect := func(page []ocispec.Descriptor) error { referrers = append(referrers, page...); return nil }
 	if err := repo.Referrers(ctx, desc.Digest, collect); err != nil || len(referrers) != 1 ||

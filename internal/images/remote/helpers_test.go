@@ -20,6 +20,7 @@ import (
 	"oras.land/oras-go/v2/registry/remote/auth"
 
 	"github.com/zarf-dev/zarf-registry/test/distributiontest"
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 // testRegistry is distribution's registry. Reading is free; writing needs the credential.
@@ -78,10 +79,7 @@ func (r testRegistry) client(t testing.TB, change func(*Options)) *Registry {
 	if change != nil {
 		change(&opts)
 	}
-	reg, err := New(opts)
-	if err != nil {
-		t.Fatal(err)
-	}
+	reg := require.Value(New(opts))(t)
 	t.Cleanup(reg.Close)
 	return reg
 }
@@ -118,11 +116,7 @@ func (r testRegistry) serveTokens(t testing.TB, token func(r *http.Request) stri
 
 func repository(t testing.TB, reg *Registry, name string) *Repository {
 	t.Helper()
-	repo, err := reg.Repository(name)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return repo
+	return require.Value(reg.Repository(name))(t)
 }
 
 // noise is bytes that do not compress, the same for the same seed.
@@ -153,9 +147,7 @@ func fileOpener(t testing.TB, b []byte) func() (io.ReadCloser, error) {
 func (r testRegistry) put(t testing.TB, name string, b []byte) ocispec.Descriptor {
 	t.Helper()
 	desc := describe(b)
-	if _, err := repository(t, r.client(t, nil), name).PushBlob(t.Context(), desc, "", opener(b), nil); err != nil {
-		t.Fatal(err)
-	}
+	require.Value(repository(t, r.client(t, nil), name).PushBlob(t.Context(), desc, "", opener(b), nil))(t)
 	return desc
 }
 
@@ -179,15 +171,9 @@ func (r testRegistry) hasNot(t testing.TB, name string, d digest.Digest) {
 // get reads with a client of its own.
 func (r testRegistry) get(t testing.TB, path string) ([]byte, int) {
 	t.Helper()
-	resp, err := r.Client().Get(r.URL + "/v2/" + path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	resp := require.Value(r.Client().Get(r.URL + "/v2/" + path))(t)
 	defer resp.Body.Close()
-	b, err := io.ReadAll(resp.Body)
-	if err != nil {
-		t.Fatal(err)
-	}
+	b := require.Value(io.ReadAll(resp.Body))(t)
 	return b, resp.StatusCode
 }
 
@@ -258,8 +244,6 @@ func say(w http.ResponseWriter, status int, code string) {
 func writeFile(t testing.TB, b []byte) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "file")
-	if err := os.WriteFile(path, b, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.WriteFile(path, b, 0o600))
 	return path
 }

@@ -21,6 +21,7 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
 	"github.com/zarf-dev/zarf-registry/internal/images/blob"
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 // link is a TCP connection's way between a client and a registry, on which things
@@ -52,10 +53,7 @@ const (
 
 func newLink(t testing.TB, target string, next func() fault) *link {
 	t.Helper()
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	listener := require.Value(net.Listen("tcp", "127.0.0.1:0"))(t)
 	l := &link{Listener: listener, target: target, next: next, done: make(chan struct{})}
 	l.all.Go(l.serve)
 	t.Cleanup(l.end)
@@ -381,23 +379,13 @@ func faultyRun(t *testing.T, seed uint64, registry testRegistry, fronts *sync.Ma
 func largeFile(t *testing.T, size int64) (string, ocispec.Descriptor) {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "large")
-	f, err := os.Create(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	f := require.Value(os.Create(path))(t)
 	defer f.Close()
-	if err := f.Truncate(size); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, f.Truncate(size))
 	for offset := int64(0); offset+64<<10 < size; offset += 8 << 20 {
-		if _, err := f.WriteAt(noise(uint64(offset>>20), 64<<10), offset+offset>>9); err != nil {
-			t.Fatal(err)
-		}
+		require.Value(f.WriteAt(noise(uint64(offset>>20), 64<<10), offset+offset>>9))(t)
 	}
-	d, err := digest.FromReader(io.NewSectionReader(f, 0, size))
-	if err != nil {
-		t.Fatal(err)
-	}
+	d := require.Value(digest.FromReader(io.NewSectionReader(f, 0, size)))(t)
 	return path, ocispec.Descriptor{MediaType: ocispec.MediaTypeImageLayer, Digest: d, Size: size}
 }
 
@@ -420,9 +408,7 @@ func TestPushOverALinkThatBreaksEvery200MB(t *testing.T) {
 	repo := repository(t, reg, "large")
 	start := time.Now()
 	_, err := repo.PushBlob(t.Context(), desc, "", func() (io.ReadCloser, error) { return os.Open(path) }, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	checkWire(t, "push", l.wire.Load(), size, time.Since(start))
 
 	up.Store(false)
@@ -480,9 +466,7 @@ func TestLinkThatIsCutEveryFewSeconds(t *testing.T) {
 	})
 	repo := repository(t, client, "cut")
 	desc := describe(raw)
-	if _, err := repo.PushBlob(t.Context(), desc, "", opener(raw), nil); err != nil {
-		t.Fatal(err)
-	}
+	require.Value(repo.PushBlob(t.Context(), desc, "", opener(raw), nil))(t)
 	registry.has(t, "cut", raw)
 	if got, err := pull(t.Context(), repo, desc, 0); err != nil || !bytes.Equal(got, raw) {
 		t.Fatalf("%d bytes, %v", len(got), err)

@@ -14,6 +14,8 @@ import (
 	"time"
 
 	"golang.org/x/net/dns/dnsmessage"
+
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 func TestAddresses(t *testing.T) {
@@ -43,10 +45,7 @@ func TestAddresses(t *testing.T) {
 // [net.DefaultResolver] uses it until the test ends.
 func rebind(t *testing.T, addresses ...string) {
 	t.Helper()
-	server, err := net.ListenPacket("udp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	server := require.Value(net.ListenPacket("udp", "127.0.0.1:0"))(t)
 	var mu sync.Mutex
 	asked := 0
 	var serving sync.WaitGroup

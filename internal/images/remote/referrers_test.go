@@ -18,6 +18,7 @@ import (
 	"oras.land/oras-go/v2/errdef"
 
 	"github.com/zarf-dev/zarf-registry/internal/oci"
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 // TestReferrers lists referrers by the API or, where a registry lacks it, by the index that PushManifest keeps.
@@ -31,9 +32,7 @@ func TestReferrers(t *testing.T) {
 				repo := repository(t, server.client(t, nil), "some/where")
 				raw := []byte(`{"schemaVersion":2,"manifests":[]}`)
 				subject := describeAs(algorithm, ocispec.MediaTypeImageIndex, raw)
-				if err := repo.PushManifest(t.Context(), subject, raw, "v1"); err != nil {
-					t.Fatal(err)
-				}
+				require.NoError(t, repo.PushManifest(t.Context(), subject, raw, "v1"))
 				var want []string
 				var pushing sync.WaitGroup
 				for i := range 5 {
@@ -45,9 +44,7 @@ func TestReferrers(t *testing.T) {
 						"schemaVersion": 2, "mediaType": mediaType, "artifactType": fmt.Sprint("example/", i),
 						"subject": subject, "annotations": map[string]string{"n": strconv.Itoa(i)},
 					})
-					if err != nil {
-						t.Fatal(err)
-					}
+					require.NoError(t, err)
 					desc := describeAs(algorithm, mediaType, raw)
 					want = append(want, desc.Digest.String())
 					pushing.Go(func() {
@@ -58,12 +55,10 @@ func TestReferrers(t *testing.T) {
 				}
 				pushing.Wait()
 				var got []ocispec.Descriptor
-				if err := repo.Referrers(t.Context(), subject.Digest, func(page []ocispec.Descriptor) error {
+				require.NoError(t, repo.Referrers(t.Context(), subject.Digest, func(page []ocispec.Descriptor) error {
 					got = append(got, page...)
 					return nil
-				}); err != nil {
-					t.Fatal(err)
-				}
+				}))
 				var digests []string
 				for _, desc := range got {
 					digests = append(digests, desc.Digest.String())
@@ -81,9 +76,7 @@ func TestReferrers(t *testing.T) {
 					}
 					return
 				}
-				if err != nil {
-					t.Fatal(err)
-				}
+				require.NoError(t, err)
 				for _, desc := range got {
 					if !strings.HasPrefix(desc.ArtifactType, "example/") || desc.Annotations["n"] == "" {
 						t.Errorf("listed without its type and annotations: %+v", desc)

@@ -19,6 +19,7 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
 	"github.com/zarf-dev/zarf-registry/internal/images/blob"
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 // anyDigest is a registry of one repository in memory that supports all digest algorithms, and what OCI 1.1 and
@@ -150,9 +151,7 @@ func TestSHA512(t *testing.T) {
 	desc := describeAs(digest.SHA512, ocispec.MediaTypeImageLayer, content)
 
 	t.Run("a blob is uploaded and found", func(t *testing.T) {
-		if _, err := repo.PushBlob(t.Context(), desc, "", opener(content), nil); err != nil {
-			t.Fatal(err)
-		}
+		require.Value(repo.PushBlob(t.Context(), desc, "", opener(content), nil))(t)
 		if ok, err := repo.Exists(t.Context(), desc); err != nil || !ok {
 			t.Errorf("exists %v, error %v", ok, err)
 		}
@@ -202,9 +201,7 @@ func TestSHA512(t *testing.T) {
 			raw := []byte(fmt.Sprintf(`{"schemaVersion":2,"manifests":[],"annotations":{"a":"%v"}}`, parameter))
 			desc := describeAs(digest.SHA512, ocispec.MediaTypeImageIndex, raw)
 			tag := fmt.Sprint("tag-", parameter)
-			if err := repo.PushManifest(t.Context(), desc, raw, tag); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, repo.PushManifest(t.Context(), desc, raw, tag))
 			got, b, err := repo.Manifest(t.Context(), desc.Digest.String())
 			if err != nil || !sameContent(got, desc) || !bytes.Equal(b, raw) {
 				t.Errorf("by digest: %v, error %v", got, err)

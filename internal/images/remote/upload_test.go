@@ -22,6 +22,7 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
 	"github.com/zarf-dev/zarf-registry/internal/images/blob"
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 func TestMount(t *testing.T) {
@@ -51,9 +52,7 @@ func TestMount(t *testing.T) {
 	t.Run("without a source repository, the registry is asked as well", func(t *testing.T) {
 		registry := newTestRegistry(t, false)
 		repo := repository(t, registry.client(t, nil), "second")
-		if _, err := repo.PushBlob(t.Context(), describe(b), "", opener(b), nil); err != nil {
-			t.Fatal(err)
-		}
+		require.Value(repo.PushBlob(t.Context(), describe(b), "", opener(b), nil))(t)
 		if n := registry.Count("POST /v2/second/blobs/uploads/?mount=sha256"); n != 1 {
 			t.Errorf("%d requests to mount, want 1: %q", n, registry.Requests())
 		}
@@ -110,10 +109,7 @@ func TestWrongContentIsNotCompleted(t *testing.T) {
 			t.Run(name+" "+kind, func(t *testing.T) {
 				open := opener(test.b)
 				if fromFile {
-					file, err := os.Open(writeFile(t, test.b))
-					if err != nil {
-						t.Fatal(err)
-					}
+					file := require.Value(os.Open(writeFile(t, test.b)))(t)
 					defer file.Close()
 					open = blob.FromReaderAt(file, 0, max(test.desc.Size, int64(len(test.b)))).Open
 				}
@@ -212,9 +208,7 @@ func TestBrokenUpload(t *testing.T) {
 						}
 						highest = max(highest, offset+n)
 					})
-				if err != nil {
-					t.Fatal(err)
-				}
+				require.NoError(t, err)
 				registry.has(t, "some/where", b)
 				if n := registry.Count("POST"); n != test.begun {
 					t.Errorf("%d uploads, want %d", n, test.begun)
@@ -375,9 +369,7 @@ func TestRetryAfter(t *testing.T) {
 				})
 				var waited pauses
 				repo := repository(t, registry.client(t, func(opts *Options) { opts.sleep = waited.sleep }), "some/where")
-				if _, err := repo.PushBlob(t.Context(), describe(b), "", opener(b), nil); err != nil {
-					t.Fatal(err)
-				}
+				require.Value(repo.PushBlob(t.Context(), describe(b), "", opener(b), nil))(t)
 				registry.has(t, "some/where", b)
 				if got := waited.longest(); got < test.atLeast || got > test.atLeast+test.notMoreBy {
 					t.Errorf("waited %s, want %s and at most %s more", got, test.atLeast, test.notMoreBy)
@@ -464,24 +456,18 @@ func TestMemoryIsFlat(t *testing.T) {
 	path, desc := largeFile(t, size)
 	// A server of few words: what it allocates would count as well.
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defer listener.Close()
 	go swallow(listener, size)
 	reg, err := New(Options{Host: listener.Addr().String(), PlainHTTP: true})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defer reg.Close()
 	repo := repository(t, reg, "large")
 	var before, after runtime.MemStats
 	runtime.ReadMemStats(&before)
 	_, err = repo.PushBlob(t.Context(), desc, "", func() (io.ReadCloser, error) { return os.Open(path) }, nil)
 	runtime.ReadMemStats(&after)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	if got := after.TotalAlloc - before.TotalAlloc; got > limit {
 		t.Errorf("%d bytes were allocated, want at most %d", got, limit)
 	} else {
@@ -532,9 +518,7 @@ func TestTokenIsFetchedAgainDuringAnUpload(t *testing.T) {
 	reg := registry.client(t, nil)
 	for _, open := range []func() (io.ReadCloser, error){fileOpener(t, b), opener(b)} {
 		puts.Store(0)
-		if _, err := repository(t, reg, "some/where").PushBlob(t.Context(), describe(b), "", open, nil); err != nil {
-			t.Fatal(err)
-		}
+		require.Value(repository(t, reg, "some/where").PushBlob(t.Context(), describe(b), "", open, nil))(t)
 	}
 	if tokens.Load() < 2 {
 		t.Errorf("%d tokens were fetched, want one more for what ran out", tokens.Load())
@@ -572,9 +556,7 @@ func TestTokenServerOfAnotherName(t *testing.T) {
 				wantError(t, err, registry.Host(), test.wrong)
 				return
 			}
-			if err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, err)
 		})
 	}
 }

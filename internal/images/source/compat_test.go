@@ -34,6 +34,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/images/graph"
 	"github.com/zarf-dev/zarf-registry/internal/oci"
 	"github.com/zarf-dev/zarf-registry/test/imagestest"
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 // golden is a layout written by another tool's library, with the names and digests of its images.
@@ -45,11 +46,7 @@ type golden struct {
 // craneImage and craneIndex return content created by crane's library.
 func craneImage(t *testing.T, layers int64) ggcr.Image {
 	t.Helper()
-	image, err := random.Image(2000, layers)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return image
+	return require.Value(random.Image(2000, layers))(t)
 }
 
 func craneIndex(t *testing.T, architectures ...string) ggcr.ImageIndex {
@@ -58,9 +55,7 @@ func craneIndex(t *testing.T, architectures ...string) ggcr.ImageIndex {
 	for _, architecture := range architectures {
 		image := mutate.ConfigMediaType(mutate.MediaType(craneImage(t, 2), types.OCIManifestSchema1), types.OCIConfigJSON)
 		config, err := image.ConfigFile()
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		config = config.DeepCopy()
 		config.OS, config.Architecture = "linux", architecture
 		if image, err = mutate.ConfigFile(image, config); err != nil {
@@ -80,9 +75,7 @@ func signature(t *testing.T) ggcr.Image {
 	image := mutate.MediaType(empty.Image, types.OCIManifestSchema1)
 	image, err := mutate.AppendLayers(image,
 		static.NewLayer([]byte(`{"critical":{}}`), "application/vnd.dev.cosign.simplesigning.v1+json"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return image
 }
 
@@ -92,9 +85,7 @@ func craneLayout(t *testing.T, content map[string]mutate.Appendable) golden {
 	t.Helper()
 	made := golden{t.TempDir(), map[string]digest.Digest{}}
 	at, err := ggcrlayout.Write(made.dir, empty.Index)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	for _, name := range slices.Sorted(maps.Keys(content)) {
 		annotations := ggcrlayout.WithAnnotations(map[string]string{ocispec.AnnotationBaseImageName: name})
 		switch one := content[name].(type) {
@@ -103,13 +94,8 @@ func craneLayout(t *testing.T, content map[string]mutate.Appendable) golden {
 		case ggcr.ImageIndex:
 			err = at.AppendIndex(one, annotations)
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
-		d, err := content[name].Digest()
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
+		d := require.Value(content[name].Digest())(t)
 		made.images[name] = digest.Digest(d.String())
 	}
 	return made
@@ -119,17 +105,10 @@ func craneLayout(t *testing.T, content map[string]mutate.Appendable) golden {
 func orasLayout(t *testing.T, from *graph.Store, named ...graph.Image) golden {
 	t.Helper()
 	made := golden{t.TempDir(), map[string]digest.Digest{}}
-	at, err := orasoci.New(made.dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	at := require.Value(orasoci.New(made.dir))(t)
 	for _, image := range named {
-		if err := oras.CopyGraph(t.Context(), forORAS{from}, at, image.Descriptor, oras.DefaultCopyGraphOptions); err != nil {
-			t.Fatal(err)
-		}
-		if err := at.Tag(t.Context(), image.Descriptor, image.Reference); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, oras.CopyGraph(t.Context(), forORAS{from}, at, image.Descriptor, oras.DefaultCopyGraphOptions))
+		require.NoError(t, at.Tag(t.Context(), image.Descriptor, image.Reference))
 		made.images[image.Reference] = image.Descriptor.Digest
 	}
 	return made
@@ -148,20 +127,13 @@ func orasArtifact(t *testing.T, into *graph.Store, name string, subject *ocispec
 	t.Helper()
 	chart := imagestest.Add(into, digest.SHA256, "application/vnd.cncf.helm.chart.content.v1.tar+gzip", imagestest.Noise(77, 3000))
 	at := t.TempDir()
-	packed, err := orasoci.New(at)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := oras.CopyGraph(t.Context(), forORAS{into}, packed, chart, oras.DefaultCopyGraphOptions); err != nil {
-		t.Fatal(err)
-	}
+	packed := require.Value(orasoci.New(at))(t)
+	require.NoError(t, oras.CopyGraph(t.Context(), forORAS{into}, packed, chart, oras.DefaultCopyGraphOptions))
 	desc, err := oras.PackManifest(t.Context(), packed, oras.PackManifestVersion1_1,
 		"application/vnd.cncf.helm.config.v1+json", oras.PackManifestOptions{
 			Layers: []ocispec.Descriptor{chart}, Subject: subject,
 		})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	into.Put(desc.Digest, blob.FromBytes(imagestest.Fetch(t, packed, desc)))
 	manifest := imagestest.Decode[ocispec.Manifest](t, packed, desc)
 	into.Put(manifest.Config.Digest, blob.FromBytes(imagestest.Fetch(t, packed, manifest.Config)))
@@ -223,10 +195,7 @@ func checkSource(t *testing.T, src *Source, want map[string]digest.Digest) {
 
 func untar(t *testing.T, path string) string {
 	t.Helper()
-	f, err := os.Open(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	f := require.Value(os.Open(path))(t)
 	defer f.Close()
 	dir := t.TempDir()
 	for tr := tar.NewReader(f); ; {
@@ -234,23 +203,14 @@ func untar(t *testing.T, path string) string {
 		if errors.Is(err, io.EOF) {
 			return dir
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		if header.Typeflag != tar.TypeReg {
 			continue
 		}
-		raw, err := io.ReadAll(tr)
-		if err != nil {
-			t.Fatal(err)
-		}
+		raw := require.Value(io.ReadAll(tr))(t)
 		target := filepath.Join(dir, filepath.FromSlash(header.Name))
-		if err := os.MkdirAll(filepath.Dir(target), 0o700); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(target, raw, 0o600); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, os.MkdirAll(filepath.Dir(target), 0o700))
+		require.NoError(t, os.WriteFile(target, raw, 0o600))
 	}
 }
 
@@ -262,29 +222,18 @@ func TestOtherToolsReadWhatIsWritten(t *testing.T) {
 			dir := filepath.Join(t.TempDir(), "layout")
 			pullToLayout(t, dir, items)
 			archive := filepath.Join(t.TempDir(), "archive.tar")
-			if err := images.WriteArchive(t.Context(), archive, src, src.Images()...); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, images.WriteArchive(t.Context(), archive, src, src.Images()...))
 
 			t.Run("Open", func(t *testing.T) {
 				checkSource(t, imagestest.Open(t, Open, dir), g.images)
 				checkSource(t, imagestest.Open(t, Open, archive), g.images)
 			})
 			t.Run("ORAS", func(t *testing.T) {
-				fromDir, err := orasoci.NewFromFS(t.Context(), os.DirFS(dir))
-				if err != nil {
-					t.Fatal(err)
-				}
+				fromDir := require.Value(orasoci.NewFromFS(t.Context(), os.DirFS(dir)))(t)
 				checkORAS(t, fromDir, g.images)
-				fromTar, err := orasoci.NewFromTar(t.Context(), archive)
-				if err != nil {
-					t.Fatal(err)
-				}
+				fromTar := require.Value(orasoci.NewFromTar(t.Context(), archive))(t)
 				checkORAS(t, fromTar, g.images)
-				writable, err := orasoci.New(dir)
-				if err != nil {
-					t.Fatal(err)
-				}
+				writable := require.Value(orasoci.New(dir))(t)
 				checkORAS(t, writable, g.images)
 			})
 			t.Run("crane", func(t *testing.T) {
@@ -299,10 +248,7 @@ func TestOtherToolsReadWhatIsWritten(t *testing.T) {
 func checkORAS(t *testing.T, from oras.ReadOnlyTarget, want map[string]digest.Digest) {
 	t.Helper()
 	for name, d := range want {
-		to, err := orasoci.New(t.TempDir())
-		if err != nil {
-			t.Fatal(err)
-		}
+		to := require.Value(orasoci.New(t.TempDir()))(t)
 		desc, err := oras.Copy(t.Context(), from, name, to, name, oras.DefaultCopyOptions)
 		if err != nil {
 			t.Errorf("%s: %v", name, err)
@@ -317,14 +263,8 @@ func checkORAS(t *testing.T, from oras.ReadOnlyTarget, want map[string]digest.Di
 // checkCrane finds each image by base.name and verifies its blobs.
 func checkCrane(t *testing.T, dir string, want map[string]digest.Digest) {
 	t.Helper()
-	root, err := ggcrlayout.ImageIndexFromPath(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
-	list, err := root.IndexManifest()
-	if err != nil {
-		t.Fatal(err)
-	}
+	root := require.Value(ggcrlayout.ImageIndexFromPath(dir))(t)
+	list := require.Value(root.IndexManifest())(t)
 	found := map[string]digest.Digest{}
 	for _, desc := range list.Manifests {
 		name := desc.Annotations[ocispec.AnnotationBaseImageName]
@@ -416,31 +356,18 @@ func TestLayoutWrittenBySeveralTools(t *testing.T) {
 	want[index.Reference] = index.Descriptor.Digest
 	checkSource(t, imagestest.Open(t, Open, dir), want)
 
-	at, err := ggcrlayout.FromPath(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	at := require.Value(ggcrlayout.FromPath(dir))(t)
 	added := craneImage(t, 2)
 	const addedName = "docker.io/library/added:1"
-	if err := at.ReplaceImage(added, match.Annotation(ocispec.AnnotationBaseImageName, addedName),
-		ggcrlayout.WithAnnotations(map[string]string{ocispec.AnnotationBaseImageName: addedName})); err != nil {
-		t.Fatal(err)
-	}
-	d, err := added.Digest()
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, at.ReplaceImage(added, match.Annotation(ocispec.AnnotationBaseImageName, addedName),
+		ggcrlayout.WithAnnotations(map[string]string{ocispec.AnnotationBaseImageName: addedName})))
+	d := require.Value(added.Digest())(t)
 	want[addedName] = digest.Digest(d.String())
 	checkSource(t, imagestest.Open(t, Open, dir), want)
 
-	tool, err := orasoci.New(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	tool := require.Value(orasoci.New(dir))(t)
 	const taggedName = "quay.io/b/tagged:3"
-	if err := tool.Tag(t.Context(), oci.Plain(singleImage(t, store, index, "").Descriptor), taggedName); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, tool.Tag(t.Context(), oci.Plain(singleImage(t, store, index, "").Descriptor), taggedName))
 	want[taggedName] = single.Descriptor.Digest
 	checkSource(t, imagestest.Open(t, Open, dir), want)
 
@@ -452,18 +379,10 @@ func TestLayoutWrittenBySeveralTools(t *testing.T) {
 // Docker archives written by crane's library have compressed layers.
 func TestOpenReadsDockerArchivesOfCrane(t *testing.T) {
 	image := craneImage(t, 3)
-	tag, err := ggcrname.NewTag("ghcr.io/a/b:1")
-	if err != nil {
-		t.Fatal(err)
-	}
+	tag := require.Value(ggcrname.NewTag("ghcr.io/a/b:1"))(t)
 	var buf bytes.Buffer
-	if err := tarball.Write(tag, image, &buf); err != nil {
-		t.Fatal(err)
-	}
-	manifest, err := image.Manifest()
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, tarball.Write(tag, image, &buf))
+	manifest := require.Value(image.Manifest())(t)
 	var want []digest.Digest
 	for _, layer := range manifest.Layers {
 		want = append(want, digest.Digest(layer.Digest.String()))

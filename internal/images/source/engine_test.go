@@ -23,6 +23,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/oci"
 	"github.com/zarf-dev/zarf-registry/test/dockerdaemontest"
 	"github.com/zarf-dev/zarf-registry/test/imagestest"
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 func layer(seed uint64, size int) dockerdaemontest.Layer {
@@ -55,9 +56,7 @@ func describeStreamed(t *testing.T, src *Source) []streamed {
 			if !oci.IsManifest(node.MediaType) {
 				continue
 			}
-			if err := json.Unmarshal(raw, &manifest); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, json.Unmarshal(raw, &manifest))
 			if manifest.Config.MediaType != ocispec.MediaTypeImageConfig {
 				t.Errorf("the configuration is a %s", manifest.Config.MediaType)
 			}
@@ -196,9 +195,7 @@ func TestRealEngine(t *testing.T) {
 	}
 	defer engine.Close()
 	api, err := client.New(client.WithHost(engine.Host()))
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defer api.Close()
 	const first, second = "zarf-registry-test/one:1", "zarf-registry-test/two:2"
 	shared := dockerdaemontest.Layer{Data: imagestest.Tar(t, imagestest.File{Name: "shared", Data: imagestest.Noise(1, 100_000)})}
@@ -207,13 +204,9 @@ func TestRealEngine(t *testing.T) {
 	two := dockerdaemontest.Image{Names: []string{second}, Layers: []dockerdaemontest.Layer{shared, {Data: imagestest.Tar(t,
 		imagestest.File{Name: "two"})}}}
 	loaded, err := api.ImageLoad(t.Context(), bytes.NewReader(dockerdaemontest.Legacy(one, two).Bytes(t)))
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	_, err = io.Copy(io.Discard, loaded)
-	if err := errors.Join(err, loaded.Close()); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, errors.Join(err, loaded.Close()))
 	t.Cleanup(func() {
 		for _, image := range []string{first, second} {
 			if _, err := api.ImageRemove(context.WithoutCancel(t.Context()), image, client.ImageRemoveOptions{}); err != nil {
@@ -221,10 +214,7 @@ func TestRealEngine(t *testing.T) {
 			}
 		}
 	})
-	saved, err := os.Create(filepath.Join(t.TempDir(), "docker.tar"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	saved := require.Value(os.Create(filepath.Join(t.TempDir(), "docker.tar")))(t)
 	defer saved.Close()
 	if missing, err := engine.Save(t.Context(), []string{first, second}, saved); missing != nil || err != nil {
 		t.Fatal(err)
@@ -233,9 +223,7 @@ func TestRealEngine(t *testing.T) {
 	found := map[string][]digest.Digest{}
 	for _, image := range describeStreamed(t, src) {
 		repository, tag, err := name.Repository(image.Reference)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		found[repository+":"+tag] = image.Layers
 	}
 	t.Logf("the engine at %s writes an %s", engine.Host(), src.Kind())

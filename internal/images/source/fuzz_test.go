@@ -18,6 +18,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/images"
 	"github.com/zarf-dev/zarf-registry/internal/images/graph"
 	"github.com/zarf-dev/zarf-registry/test/imagestest"
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 // FuzzOpen reads modified archives.
@@ -92,9 +93,7 @@ func FuzzDescribed(f *testing.F) {
 // and match their digests, and that writing and opening it again gives the same images.
 func checkArchive(t *testing.T, dir string, b []byte) {
 	path := filepath.Join(dir, "archive")
-	if err := os.WriteFile(path, b, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.WriteFile(path, b, 0o600))
 	src, err := Open(t.Context(), path)
 	if err != nil {
 		return
@@ -134,10 +133,7 @@ func checkArchive(t *testing.T, dir string, b []byte) {
 
 func readBlob(t *testing.T, src *Source, desc ocispec.Descriptor) ([]byte, error) {
 	t.Helper()
-	rc, err := src.Fetch(t.Context(), desc)
-	if err != nil {
-		t.Fatal(err)
-	}
+	rc := require.Value(src.Fetch(t.Context(), desc))(t)
 	defer rc.Close()
 	data, err := io.ReadAll(rc)
 	if err != nil {

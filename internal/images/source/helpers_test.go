@@ -7,29 +7,21 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/images"
 	"github.com/zarf-dev/zarf-registry/internal/images/graph"
 	"github.com/zarf-dev/zarf-registry/internal/images/output"
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 // pullToLayout pulls images to the layout in a directory.
 func pullToLayout(t *testing.T, dir string, items []graph.Item) {
 	t.Helper()
-	layout, err := output.OpenLayout(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	layout := require.Value(output.OpenLayout(dir))(t)
 	defer layout.Close()
-	if _, err := images.Pull(t.Context(), items, layout, images.Options{}); err != nil {
-		t.Fatal(err)
-	}
+	require.Value(images.Pull(t.Context(), items, layout, images.Options{}))(t)
 }
 
 // mustItems returns the images of a source as [Source.Items].
 func mustItems(t *testing.T, src *Source, reference string) []graph.Item {
 	t.Helper()
-	items, err := src.Items(reference)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return items
+	return require.Value(src.Items(reference))(t)
 }
 
 // cancelled returns a canceled context.

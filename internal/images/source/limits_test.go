@@ -16,6 +16,7 @@ import (
 
 	"github.com/klauspost/compress/zstd"
 	"github.com/zarf-dev/zarf-registry/test/imagestest"
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 // TestHostileArchives opens each archive as a file and as a stream. None may need much memory or disk space.
@@ -45,13 +46,8 @@ func TestHostileArchives(t *testing.T) {
 				"zstd": func(w io.Writer) (io.WriteCloser, error) { return zstd.NewWriter(w) },
 			} {
 				var packed bytes.Buffer
-				z, err := compress(&packed)
-				if err != nil {
-					t.Fatal(err)
-				}
-				if err := errors.Join(tt.write(z), z.Close()); err != nil {
-					t.Fatal(err)
-				}
+				z := require.Value(compress(&packed))(t)
+				require.NoError(t, errors.Join(tt.write(z), z.Close()))
 				s, err := Open(t.Context(), imagestest.Temp(t, "archive", packed.Bytes()))
 				if err == nil {
 					_ = s.Close()
@@ -95,22 +91,16 @@ func TestUnpackingEndsWithTheContext(t *testing.T) {
 	const size = 1 << 30
 	path := imagestest.Temp(t, "archive", nil)
 	file, err := os.OpenFile(path, os.O_WRONLY, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	z, err := zstd.NewWriter(file, zstd.WithEncoderLevel(zstd.SpeedFastest))
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	tw := tar.NewWriter(z)
 	err = tw.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: "zeros", Size: size})
 	for range size >> 20 {
 		_, writeErr := tw.Write(make([]byte, 1<<20))
 		err = errors.Join(err, writeErr)
 	}
-	if err := errors.Join(err, tw.Close(), z.Close(), file.Close()); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, errors.Join(err, tw.Close(), z.Close(), file.Close()))
 	ctx, cancel := context.WithCancel(t.Context())
 	var ended time.Time
 	time.AfterFunc(20*time.Millisecond, func() {

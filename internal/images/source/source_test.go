@@ -21,6 +21,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/images/graph"
 	"github.com/zarf-dev/zarf-registry/internal/oci"
 	"github.com/zarf-dev/zarf-registry/test/imagestest"
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 func containerdName(name string) map[string]string {
@@ -98,13 +99,8 @@ func TestOpenRemovesTemporaryFiles(t *testing.T) {
 	image := imagestest.Index(t, store, "", 100, "amd64")
 	good := imagestest.Temp(t, "image.tgz", imagestest.Gzip(t, imagestest.Tar(t, imagestest.Layout(t, store, image.Descriptor)...)))
 	bad := imagestest.Temp(t, "bad.tgz", imagestest.Gzip(t, []byte("nothing")))
-	src, err := Open(t.Context(), good)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := src.Close(); err != nil {
-		t.Fatal(err)
-	}
+	src := require.Value(Open(t.Context(), good))(t)
+	require.NoError(t, src.Close())
 	if _, err := Open(t.Context(), bad); err == nil {
 		t.Error("opened a file that is not an archive")
 	}
@@ -200,9 +196,7 @@ func TestSelect(t *testing.T) {
 				}
 				return
 			}
-			if err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, err)
 			var got []graph.Image
 			for _, item := range list {
 				got = append(got, item.Image)
@@ -488,9 +482,7 @@ func TestOpenRejectsInvalidSources(t *testing.T) {
 	t.Run("a directory with a layer that links outside", func(t *testing.T) {
 		outside := imagestest.Temp(t, "layer", imagestest.Fetch(t, store, layer))
 		dir := imagestest.WriteLayout(t, without(oci.BlobPath(layer.Digest)))
-		if err := os.Symlink(outside, filepath.Join(dir, filepath.FromSlash(oci.BlobPath(layer.Digest)))); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, os.Symlink(outside, filepath.Join(dir, filepath.FromSlash(oci.BlobPath(layer.Digest)))))
 		_, err := Open(t.Context(), dir)
 		if err == nil || !strings.Contains(err.Error(), "path escapes from parent") ||
 			!strings.Contains(err.Error(), layer.Digest.String()) {

@@ -16,6 +16,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/images"
 	"github.com/zarf-dev/zarf-registry/internal/images/graph"
 	"github.com/zarf-dev/zarf-registry/test/imagestest"
+	"github.com/zarf-dev/zarf-registry/test/require"
 	orasoci "oras.land/oras-go/v2/content/oci"
 )
 
@@ -62,16 +63,11 @@ func replaced(t *testing.T, files []imagestest.File, name string, change func(da
 func zarfLayout(t *testing.T, from *graph.Store, named ...graph.Image) golden {
 	t.Helper()
 	made := orasLayout(t, from, named...)
-	at, err := orasoci.New(made.dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	at := require.Value(orasoci.New(made.dir))(t)
 	for _, image := range named {
 		desc := imagestest.Annotated(image, map[string]string{ocispec.AnnotationRefName: image.Reference,
 			ocispec.AnnotationBaseImageName: image.Reference})
-		if err := at.Tag(t.Context(), desc, image.Reference); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, at.Tag(t.Context(), desc, image.Reference))
 	}
 	return made
 }
@@ -88,9 +84,7 @@ func filesIn(t *testing.T, dir string) []imagestest.File {
 		files = append(files, imagestest.File{Name: name, Data: data})
 		return err
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return files
 }
 
@@ -189,10 +183,7 @@ func TestZarfTags(t *testing.T) {
 		"nginx" + at:   "",
 		"nginx:1" + at: "",
 	} {
-		items, err := WithZarfTags([]graph.Item{{Image: graph.Image{Reference: ref}}})
-		if err != nil {
-			t.Fatal(err)
-		}
+		items := require.Value(WithZarfTags([]graph.Item{{Image: graph.Image{Reference: ref}}}))(t)
 		var got []string
 		for _, item := range items {
 			got = append(got, item.Reference)
@@ -220,15 +211,9 @@ func TestPushOfAZarfPackage(t *testing.T) {
 	index.Reference = "quay.io/a/b@" + index.Descriptor.Digest.String()
 	files := zarfPackage(t, filesIn(t, zarfLayout(t, store, single, index).dir)...)
 	src := imagestest.Open(t, Open, imagestest.Temp(t, "package.tar.zst", imagestest.Zstd(t, imagestest.Tar(t, files...))))
-	items, err := WithZarfTags(mustItems(t, src, ""))
-	if err != nil {
-		t.Fatal(err)
-	}
+	items := require.Value(WithZarfTags(mustItems(t, src, "")))(t)
 	client := reg.NewClient(t, nil)
-	results, err := images.Push(t.Context(), items, client, images.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	results := require.Value(images.Push(t.Context(), items, client, images.Options{}))(t)
 	want := map[string]digest.Digest{
 		reg.Host() + "/library/nginx:1":                         single.Descriptor.Digest,
 		reg.Host() + "/library/nginx:1-zarf-3793515731":         single.Descriptor.Digest,

@@ -15,6 +15,7 @@ import (
 	"k8s.io/client-go/kubernetes/fake"
 
 	"github.com/zarf-dev/zarf-registry/internal/images/workloads"
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 // needed returns what the workloads need: "REFERENCE: USER, USER", in parentheses if it is only possible.
@@ -50,9 +51,7 @@ func TestNeedsOfACluster(t *testing.T) {
 		&appsv1.ReplicaSet{ObjectMeta: meta("web-1", "web"), Spec: appsv1.ReplicaSetSpec{Replicas: &zero, Template: template("web:1")}},
 		&appsv1.ReplicaSet{ObjectMeta: meta("scaled"), Spec: appsv1.ReplicaSetSpec{Replicas: &zero, Template: template("scaled:1")}},
 	))
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	want := []string{
 		"docker.io/library/operator:1: Deployment shop/operator",
 		"docker.io/library/postgres:16: Deployment shop/operator (RELATED_IMAGE_DB)",
@@ -177,15 +176,10 @@ registry.k8s.io/kube-state-metrics/kube-state-metrics:v2.14.0: Deployment monito
 `,
 	} {
 		t.Run(name, func(t *testing.T) {
-			file, err := os.Open(filepath.Join("testdata/charts", name+".yaml"))
-			if err != nil {
-				t.Fatal(err)
-			}
+			file := require.Value(os.Open(filepath.Join("testdata/charts", name+".yaml")))(t)
 			defer file.Close()
 			set := &workloads.Set{}
-			if _, err := set.AddManifests(file, file.Name()); err != nil {
-				t.Fatal(err)
-			}
+			require.Value(set.AddManifests(file, file.Name()))(t)
 			if diff := cmp.Diff(strings.Split(strings.TrimSpace(want), "\n"), needed(set)); diff != "" {
 				t.Error(diff)
 			}
@@ -221,10 +215,7 @@ func FuzzManifests(f *testing.F) {
 		f.Fatalf("%q, %v", charts, err)
 	}
 	for _, name := range charts {
-		content, err := os.ReadFile(name)
-		if err != nil {
-			f.Fatal(err)
-		}
+		content := require.Value(os.ReadFile(name))(f)
 		f.Add(content)
 	}
 	f.Fuzz(func(t *testing.T, content []byte) {

@@ -19,6 +19,7 @@ import (
 
 	"github.com/zarf-dev/zarf-registry/internal/api/catalog"
 	"github.com/zarf-dev/zarf-registry/internal/images/workloads"
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 func meta(name string, owner ...string) metav1.ObjectMeta {
@@ -73,13 +74,8 @@ func TestUsing(t *testing.T) {
 		&batchv1.CronJob{ObjectMeta: meta("nightly"), Spec: batchv1.CronJobSpec{JobTemplate: batchv1.JobTemplateSpec{
 			Spec: batchv1.JobSpec{Template: template("team/nightly@"+digest.FromString("team/nightly child").String(), "Bad Name")}}}},
 	)
-	set, err := workloads.List(t.Context(), client)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := set.AddList("release.txt", []string{"docker.io/team/listed:1"}); err != nil {
-		t.Fatal(err)
-	}
+	set := require.Value(workloads.List(t.Context(), client))(t)
+	require.NoError(t, set.AddList("release.txt", []string{"docker.io/team/listed:1"}))
 	for _, c := range []struct {
 		image *catalog.Image
 		want  []string

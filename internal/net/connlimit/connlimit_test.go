@@ -11,6 +11,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 const longest = 30 * time.Second
@@ -19,10 +21,7 @@ const longest = 30 * time.Second
 // never ends.
 func server(t *testing.T, limit int, changes ...func(*Limiter)) (l *Limiter, address string, wait chan struct{}) {
 	t.Helper()
-	listener, err := net.Listen("tcp", "[::]:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	listener := require.Value(net.Listen("tcp", "[::]:0"))(t)
 	l, wait = New(limit), make(chan struct{})
 	for _, change := range changes {
 		change(l)
@@ -58,10 +57,7 @@ type client struct {
 func connect(t *testing.T, from, port string) client {
 	t.Helper()
 	dialer := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(from)}}
-	c, err := dialer.DialContext(t.Context(), "tcp", net.JoinHostPort("127.0.0.1", port))
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := require.Value(dialer.DialContext(t.Context(), "tcp", net.JoinHostPort("127.0.0.1", port)))(t)
 	t.Cleanup(func() { _ = c.Close() })
 	_ = c.SetDeadline(time.Now().Add(longest))
 	return client{c, bufio.NewReader(c)}
@@ -121,9 +117,7 @@ func TestTheLongestIdleConnectionIsReplaced(t *testing.T) {
 	l, port, _ := server(t, 2)
 	first, second := connect(t, "127.0.0.1", port), connect(t, "127.0.0.1", port)
 	for _, c := range []client{second, first, second} { // the first is idle for longer
-		if err := c.get("/"); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, c.get("/"))
 		// The client may have the response before the server waits for the next request.
 		eventually(t, "the server waits for requests", func() bool { return l.waiting(0) == 2 })
 	}
@@ -160,9 +154,7 @@ func TestSilentAndStalledConnectionsAreReplaced(t *testing.T) {
 			eventually(t, "they wait", func() bool { return l.waiting(20*time.Millisecond) == 3 })
 			for range 10 {
 				c := connect(t, "127.0.0.1", port)
-				if err := c.get("/"); err != nil {
-					t.Fatal(err)
-				}
+				require.NoError(t, c.get("/"))
 				_ = c.Close()
 			}
 			if l.Dropped() == 0 || l.Open() > 3 {
@@ -176,9 +168,7 @@ func TestSilentAndStalledConnectionsAreReplaced(t *testing.T) {
 func TestAddressesShareTheLimit(t *testing.T) {
 	l, port, _ := server(t, 10)
 	other := connect(t, "127.0.0.2", port)
-	if err := other.get("/"); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, other.get("/"))
 	for range 50 {
 		connect(t, "127.0.0.3", port)
 	}

@@ -8,29 +8,20 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 // pair returns both ends of a connection. The client's receive buffer is small.
 func pair(t *testing.T, d *Deliveries) (server *Conn, client *net.TCPConn) {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := require.Value(net.Listen("tcp", "127.0.0.1:0"))(t)
 	defer l.Close()
-	c, err := net.Dial("tcp", l.Addr().String())
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := require.Value(net.Dial("tcp", l.Addr().String()))(t)
 	client = c.(*net.TCPConn)
 	t.Cleanup(func() { client.Close() })
-	if err := client.SetReadBuffer(4 << 10); err != nil {
-		t.Fatal(err)
-	}
-	accepted, err := d.Listener(l).Accept()
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, client.SetReadBuffer(4<<10))
+	accepted := require.Value(d.Listener(l).Accept())(t)
 	return accepted.(*Conn), client
 }
 
@@ -38,13 +29,8 @@ func pair(t *testing.T, d *Deliveries) (server *Conn, client *net.TCPConn) {
 func fill(t *testing.T, c *Conn) []byte {
 	t.Helper()
 	data := bytes.Repeat([]byte("0123456789abcdef"), 16<<10)
-	if err := c.SetWriteBuffer(len(data)); err != nil {
-		t.Fatal(err)
-	}
-	socket, err := c.SyscallConn()
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, c.SetWriteBuffer(len(data)))
+	socket := require.Value(c.SyscallConn())(t)
 	n := 0
 	if err := socket.Write(func(fd uintptr) bool {
 		for n < len(data) {
@@ -74,9 +60,7 @@ func TestClosedConnectionsAreDelivered(t *testing.T) {
 	var d Deliveries
 	server, client := pair(t, &d)
 	written := fill(t, server)
-	if err := server.Close(); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, server.Close())
 	if left := d.Wait(ended(t)); left != 1 {
 		t.Fatalf("%d deliveries, want 1", left)
 	}
@@ -98,9 +82,7 @@ func TestClosedConnectionsAreDelivered(t *testing.T) {
 func TestConnectionsWithoutQueueCloseAtOnce(t *testing.T) {
 	var d Deliveries
 	server, client := pair(t, &d)
-	if err := server.Close(); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, server.Close())
 	if left := d.Wait(ended(t)); left != 0 {
 		t.Errorf("%d deliveries, want none", left)
 	}
@@ -113,9 +95,7 @@ func TestDeliveryEndsWithTheConnection(t *testing.T) {
 	var d Deliveries
 	server, client := pair(t, &d)
 	fill(t, server)
-	if err := server.Close(); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, server.Close())
 	_ = client.SetLinger(0)
 	client.Close()
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Second)

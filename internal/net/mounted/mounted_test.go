@@ -6,6 +6,8 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 // The kubelet replaces the generation of a mounted Secret while files are read.
@@ -23,16 +25,12 @@ func TestFilesAreOfOneGeneration(t *testing.T) {
 			os.Rename(filepath.Join(dir, "..data_tmp"), filepath.Join(dir, "..data")),
 			os.RemoveAll(filepath.Join(dir, fmt.Sprintf("..%d", n-1))),
 		} {
-			if err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, err)
 		}
 	}
 	mount(0)
 	for _, name := range []string{"a.pub", "b.pub"} {
-		if err := os.Symlink("..data/"+name, filepath.Join(dir, name)); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, os.Symlink("..data/"+name, filepath.Join(dir, name)))
 	}
 	stop, stopped := make(chan struct{}), make(chan struct{})
 	go func() {
@@ -73,9 +71,7 @@ func TestPlainDirectory(t *testing.T) {
 	if _, err := ReadFile(path); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("%v", err)
 	}
-	if err := os.WriteFile(path, []byte("content"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.WriteFile(path, []byte("content"), 0o600))
 	if data, err := ReadFile(path); string(data) != "content" || err != nil {
 		t.Errorf("%q, %v", data, err)
 	}

@@ -15,6 +15,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/net/tlsfiles"
 	"github.com/zarf-dev/zarf-registry/internal/net/tlsfiles/tlsfilestest"
 	"github.com/zarf-dev/zarf-registry/internal/pki"
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 // given is a connection whose client has sent all its data, which arrives in pieces.
@@ -56,10 +57,7 @@ func FuzzSniff(f *testing.F) {
 	ca := tlsfilestest.NewCA(f, "ca")
 	dir := f.TempDir()
 	tlsfilestest.WriteSecret(f, dir, ca.Files(f, pki.OrganizationNode, []string{"localhost", "127.0.0.1"}))
-	source, err := tlsfiles.Open(dir, tlsfiles.WithLogger(slog.New(slog.DiscardHandler)))
-	if err != nil {
-		f.Fatal(err)
-	}
+	source := require.Value(tlsfiles.Open(dir, tlsfiles.WithLogger(slog.New(slog.DiscardHandler))))(f)
 	for _, versions := range [][2]uint16{{tls.VersionTLS13, tls.VersionTLS13}, {tls.VersionTLS12, tls.VersionTLS12},
 		{tls.VersionTLS10, tls.VersionTLS11}} {
 		for _, name := range []string{"localhost", ""} {

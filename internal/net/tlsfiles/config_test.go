@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/zarf-dev/zarf-registry/internal/net/tlsfiles/tlsfilestest"
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 const serverName = "zarf-registry.zarf.svc"
@@ -25,10 +26,7 @@ func open(t *testing.T, files tlsfilestest.Files) (*Source, string) {
 	t.Helper()
 	dir := t.TempDir()
 	tlsfilestest.WriteSecret(t, dir, files)
-	source, err := Open(dir, WithLogger(slog.New(slog.DiscardHandler)))
-	if err != nil {
-		t.Fatal(err)
-	}
+	source := require.Value(Open(dir, WithLogger(slog.New(slog.DiscardHandler))))(t)
 	return source, dir
 }
 
@@ -44,10 +42,7 @@ func replace(t *testing.T, source *Source, dir string, files tlsfilestest.Files)
 // server's verdict on its certificate and received its session ticket.
 func serve(t *testing.T, config *tls.Config) string {
 	t.Helper()
-	listener, err := tls.Listen("tcp", "127.0.0.1:0", config)
-	if err != nil {
-		t.Fatal(err)
-	}
+	listener := require.Value(tls.Listen("tcp", "127.0.0.1:0", config))(t)
 	t.Cleanup(func() { listener.Close() })
 	go func() {
 		for {
@@ -173,10 +168,7 @@ func TestResumption(t *testing.T) {
 			config.MaxVersion = max
 			resumed := func() bool {
 				t.Helper()
-				state, err := dial(address, config)
-				if err != nil {
-					t.Fatal(err)
-				}
+				state := require.Value(dial(address, config))(t)
 				return state.DidResume
 			}
 

@@ -26,6 +26,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/net/mounted"
 	"github.com/zarf-dev/zarf-registry/internal/net/tlsfiles/tlsfilestest"
 	"github.com/zarf-dev/zarf-registry/test/golden"
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 // badDirectories are certificate directories that must be rejected: variations of the good one. Package pki tests what
@@ -82,9 +83,7 @@ func TestOpenRefuses(t *testing.T) {
 		files := maps.Clone(good)
 		delete(files, KeyFile)
 		writePlain(t, dir, files)
-		if err := syscall.Mkfifo(filepath.Join(dir, KeyFile), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, syscall.Mkfifo(filepath.Join(dir, KeyFile), 0o600))
 		if _, err := Open(dir); err == nil || !strings.Contains(err.Error(), "not a regular file") {
 			t.Fatalf("Open() error = %v", err)
 		}
@@ -109,10 +108,7 @@ func TestBadFilesKeepTheGeneration(t *testing.T) {
 				dir := t.TempDir()
 				write(t, dir, good)
 				var log bytes.Buffer
-				source, err := Open(dir, WithLogger(slog.New(slog.NewJSONHandler(&log, nil))))
-				if err != nil {
-					t.Fatal(err)
-				}
+				source := require.Value(Open(dir, WithLogger(slog.New(slog.NewJSONHandler(&log, nil)))))(t)
 				source.OnChange(func(m *Material) {
 					if m.Generation != 2 {
 						t.Errorf("generation %d came into use", m.Generation)
@@ -234,9 +230,7 @@ func TestUnchangedSecretIsNotRead(t *testing.T) {
 		t.Helper()
 		// The kubelet never does this. It shows whether the file is read.
 		link, _ := mounted.Link(dir)
-		if err := os.WriteFile(filepath.Join(dir, link, KeyFile), []byte("rubbish"), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, os.WriteFile(filepath.Join(dir, link, KeyFile), []byte("rubbish"), 0o600))
 		_, err := source.Reload()
 		return err != nil
 	}
@@ -247,9 +241,7 @@ func TestUnchangedSecretIsNotRead(t *testing.T) {
 			t.Error("the files were read although ..data has the same target")
 		}
 		tlsfilestest.WriteSecret(t, dir, files)
-		if _, err := source.Reload(); err != nil {
-			t.Fatal(err)
-		}
+		require.Value(source.Reload())(t)
 		if reads(t, source, dir) {
 			t.Error("the files were read although the target of ..data had the same files")
 		}
@@ -262,24 +254,15 @@ func TestUnchangedSecretIsNotRead(t *testing.T) {
 			}
 		}
 		link, _ := mounted.Link(dir)
-		if err := os.WriteFile(filepath.Join(dir, link, CAFile), ca.PEM, 0o600); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, os.WriteFile(filepath.Join(dir, link, CAFile), ca.PEM, 0o600))
 		if _, err := source.Reload(); err != nil {
 			t.Errorf("the files are not read again after a failure: %v", err)
 		}
 
-		good, err := mounted.Link(dir)
-		if err != nil {
-			t.Fatal(err)
-		}
+		good := require.Value(mounted.Link(dir))(t)
 		for _, link := range []string{"nowhere", good} {
-			if err := os.Remove(filepath.Join(dir, "..data")); err != nil {
-				t.Fatal(err)
-			}
-			if err := os.Symlink(link, filepath.Join(dir, "..data")); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, os.Remove(filepath.Join(dir, "..data")))
+			require.NoError(t, os.Symlink(link, filepath.Join(dir, "..data")))
 			if _, err := source.Reload(); (err == nil) != (link == good) {
 				t.Errorf("target of ..data %s: Reload() error = %v", link, err)
 			}
@@ -291,19 +274,14 @@ func TestUnchangedSecretIsNotRead(t *testing.T) {
 	t.Run("a plain directory is read each time", func(t *testing.T) {
 		dir := t.TempDir()
 		writePlain(t, dir, ca.Files(t, "node", nil))
-		source, err := Open(dir, WithLogger(slog.New(slog.DiscardHandler)))
-		if err != nil {
-			t.Fatal(err)
-		}
+		source := require.Value(Open(dir, WithLogger(slog.New(slog.DiscardHandler))))(t)
 		if !reads(t, source, dir) {
 			t.Error("the files were not read")
 		}
 	})
 	t.Run("a mounted Secret that becomes a plain directory", func(t *testing.T) {
 		source, dir := open(t, ca.Files(t, "node", nil))
-		if err := os.RemoveAll(filepath.Join(dir, "..data")); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, os.RemoveAll(filepath.Join(dir, "..data")))
 		if _, err := source.Reload(); err == nil {
 			t.Error("dangling links were loaded")
 		}
@@ -332,10 +310,7 @@ func TestOpenAccepts(t *testing.T) {
 		t.Run(description, func(t *testing.T) {
 			dir := t.TempDir()
 			write(t, dir)
-			source, err := Open(dir, WithLogger(slog.New(slog.DiscardHandler)))
-			if err != nil {
-				t.Fatal(err)
-			}
+			source := require.Value(Open(dir, WithLogger(slog.New(slog.DiscardHandler))))(t)
 			m := source.Current()
 			if m.Generation != 1 || len(m.Fingerprint) != 64 || m.Leaf.Subject.CommonName != "node" {
 				t.Errorf("Current() = generation %d, fingerprint %q, leaf %s", m.Generation, m.Fingerprint, m.Leaf.Subject)
@@ -350,10 +325,7 @@ func TestReload(t *testing.T) {
 	first := ca.Files(t, "node", nil)
 	tlsfilestest.WriteSecret(t, dir, first)
 	var log bytes.Buffer
-	source, err := Open(dir, WithLogger(slog.New(slog.NewTextHandler(&log, nil))))
-	if err != nil {
-		t.Fatal(err)
-	}
+	source := require.Value(Open(dir, WithLogger(slog.New(slog.NewTextHandler(&log, nil)))))(t)
 	var seen []uint64
 	source.OnChange(func(m *Material) {
 		if source.Current() != m {
@@ -458,13 +430,9 @@ func TestGenerationsNeverMix(t *testing.T) {
 func writePlain(t testing.TB, dir string, files tlsfilestest.Files) {
 	t.Helper()
 	for _, name := range []string{CertificateFile, KeyFile, CAFile} {
-		if err := os.RemoveAll(filepath.Join(dir, name)); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, os.RemoveAll(filepath.Join(dir, name)))
 	}
 	for name, data := range files {
-		if err := os.WriteFile(filepath.Join(dir, name), data, 0o600); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, os.WriteFile(filepath.Join(dir, name), data, 0o600))
 	}
 }

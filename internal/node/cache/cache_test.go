@@ -29,6 +29,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/net/tlsfiles"
 	"github.com/zarf-dev/zarf-registry/internal/net/tlsfiles/tlsfilestest"
 	"github.com/zarf-dev/zarf-registry/internal/pki"
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 // longest bounds waiting for what must happen. No test passes because it expires.
@@ -112,10 +113,7 @@ func (r *registry) serve(w http.ResponseWriter, req *http.Request) {
 func (r *registry) listen(t *testing.T) {
 	t.Helper()
 	r.address = freeport.Loopback(t)
-	l, err := net.Listen("tcp", r.address)
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := require.Value(net.Listen("tcp", r.address))(t)
 	r.server = &http.Server{Handler: r, ErrorLog: slog.NewLogLogger(slog.DiscardHandler, slog.LevelDebug)}
 	go func() { _ = r.server.Serve(tls.NewListener(l, r.tls)) }()
 	t.Cleanup(r.kill)
@@ -136,11 +134,7 @@ func source(t *testing.T, ca *tlsfilestest.CA, role string, names ...string) *tl
 	t.Helper()
 	dir := t.TempDir()
 	tlsfilestest.WriteSecret(t, dir, ca.Files(t, role, names))
-	s, err := tlsfiles.Open(dir, tlsfiles.WithLogger(quiet))
-	if err != nil {
-		t.Fatal(err)
-	}
-	return s
+	return require.Value(tlsfiles.Open(dir, tlsfiles.WithLogger(quiet)))(t)
 }
 
 // start starts a registry and a cache of it, whose client has the role of a node.
@@ -168,13 +162,8 @@ func (f *fixture) run(t *testing.T, change ...func(*Config)) {
 	for _, change := range change {
 		change(&config)
 	}
-	c, err := New(config)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := c.Listen(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	c := require.Value(New(config))(t)
+	require.NoError(t, c.Listen(t.Context()))
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
 	go func() { ended <- c.Run(ctx) }()
@@ -196,10 +185,7 @@ func port(address string) string {
 func (f *fixture) as(t *testing.T, role string) *http.Client {
 	t.Helper()
 	certificate, key := f.ca.Issue(t, role, "client")
-	pair, err := tls.X509KeyPair(certificate, key)
-	if err != nil {
-		t.Fatal(err)
-	}
+	pair := require.Value(tls.X509KeyPair(certificate, key))(t)
 	roots := x509.NewCertPool()
 	roots.AppendCertsFromPEM(f.ca.Files(t, role, nil)["ca.crt"])
 	client := &http.Client{Timeout: longest, Transport: &http.Transport{TLSClientConfig: &tls.Config{
@@ -213,9 +199,7 @@ func (f *fixture) as(t *testing.T, role string) *http.Client {
 func (f *fixture) do(t *testing.T, method, path string, headers ...string) (response *http.Response, body []byte, err error) {
 	t.Helper()
 	request, err := http.NewRequestWithContext(t.Context(), method, "https://"+f.Addr().String()+path, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	for i := 0; i < len(headers); i += 2 {
 		request.Header.Set(headers[i], headers[i+1])
 	}
@@ -352,15 +336,10 @@ func TestContentIsFetchedOnce(t *testing.T) {
 // that a client has to take a chunk must not pass while the registry sends it.
 func TestDeadlinesBeginWithAChunk(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s, err := openStore(t.TempDir(), 1<<20, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
+		s := require.Value(openStore(t.TempDir(), 1<<20, nil))(t)
 		data := random(chunkSize + 1)
 		b, _, err := s.get(digest.FromBytes(data), int64(len(data)))
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		sent, content := io.Pipe()
 		go func() { _ = s.write(b, func() (io.ReadCloser, error) { return sent, nil }) }()
 		deadlines := 0
@@ -429,14 +408,9 @@ func TestFlippedByteOnDisk(t *testing.T) {
 
 func flip(t *testing.T, file string, offset int64) {
 	t.Helper()
-	content, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	content := require.Value(os.ReadFile(file))(t)
 	content[offset] ^= 1
-	if err := os.WriteFile(file, content, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.WriteFile(file, content, 0o600))
 }
 
 // A cache that starts again uses complete content, and deletes everything else.
@@ -454,13 +428,9 @@ func TestRestart(t *testing.T) {
 		"sha256-" + strings.Repeat("b", 64):                                 "no sums",
 		"other":                                                             "",
 	} {
-		if err := os.WriteFile(filepath.Join(f.dir, name), []byte(content), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, os.WriteFile(filepath.Join(f.dir, name), []byte(content), 0o600))
 	}
-	if err := os.Mkdir(filepath.Join(f.dir, "lost+found"), 0o700); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.Mkdir(filepath.Join(f.dir, "lost+found"), 0o700))
 	f.run(t)
 	entries, err := os.ReadDir(f.dir)
 	if err != nil || len(entries) != 3 {
@@ -504,9 +474,7 @@ func TestBound(t *testing.T) {
 	}
 	// Blobs in use stay.
 	b, _, err := f.store.get(digest.FromBytes(blobs[1]), int64(len(blobs[1])))
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defer f.store.release(b)
 	seven := random(7 * chunkSize)
 	f.add(seven, blobPath(seven))
@@ -761,10 +729,7 @@ func TestAdmin(t *testing.T) {
 			prefix + `build_info{version="1.2.3"`, prefix + "stale_responses_total 0",
 		},
 	} {
-		response, err := http.Get("http://" + f.MetricsAddr().String() + path)
-		if err != nil {
-			t.Fatal(err)
-		}
+		response := require.Value(http.Get("http://" + f.MetricsAddr().String() + path))(t)
 		body, _ := io.ReadAll(response.Body)
 		_ = response.Body.Close()
 		for _, text := range want {
@@ -840,10 +805,7 @@ func TestTheMetricsPortIsOpenedFirst(t *testing.T) {
 		}
 		cancel()
 	}), nil))
-	c, err := New(config)
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := require.Value(New(config))(t)
 	if err := c.Listen(ctx); !errors.Is(err, syscall.EADDRINUSE) {
 		t.Error(err)
 	}

@@ -13,6 +13,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/net/tlsfiles"
 	"github.com/zarf-dev/zarf-registry/internal/net/tlsfiles/tlsfilestest"
 	"github.com/zarf-dev/zarf-registry/internal/pki"
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 // reuse sends a request that must use an open connection.
@@ -22,13 +23,8 @@ func (f *fixture) reuse(t *testing.T, path string) (*http.Response, string) {
 	trace := &httptrace.ClientTrace{GotConn: func(info httptrace.GotConnInfo) { reused = info.Reused }}
 	request, err := http.NewRequestWithContext(httptrace.WithClientTrace(t.Context(), trace), http.MethodGet,
 		"https://"+f.Addr().String()+path, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	response, err := f.client.Do(request)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
+	response := require.Value(f.client.Do(request))(t)
 	defer response.Body.Close()
 	text := new(strings.Builder)
 	_ = response.Write(text)
@@ -52,10 +48,7 @@ func TestOpenConnectionsFollowTheCertificates(t *testing.T) {
 		f.stop()
 		dir := t.TempDir()
 		tlsfilestest.WriteSecret(t, dir, f.ca.Files(t, pki.OrganizationCache, names))
-		source, err := tlsfiles.Open(dir, tlsfiles.WithLogger(quiet))
-		if err != nil {
-			t.Fatal(err)
-		}
+		source := require.Value(tlsfiles.Open(dir, tlsfiles.WithLogger(quiet)))(t)
 		f.run(t, func(c *Config) {
 			c.Source = source
 			change(c)

@@ -5,6 +5,8 @@ import (
 	"strconv"
 	"syscall"
 	"testing"
+
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 // mountSmall mounts a file system of that size.
@@ -13,8 +15,6 @@ func mountSmall(t *testing.T, dir string, size int64) {
 	if os.Getuid() != 0 {
 		t.Skip("needs to mount a small file system: run it as root")
 	}
-	if err := syscall.Mount("tmpfs", dir, "tmpfs", 0, "size="+strconv.FormatInt(size, 10)); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, syscall.Mount("tmpfs", dir, "tmpfs", 0, "size="+strconv.FormatInt(size, 10)))
 	t.Cleanup(func() { _ = syscall.Unmount(dir, syscall.MNT_DETACH) })
 }

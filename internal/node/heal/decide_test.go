@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/zarf-dev/zarf-registry/internal/release/nodeimages"
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 // podWith returns a pending pod on node n1 with the image; status is the JSON of its status.
@@ -19,9 +20,7 @@ func podWith(t *testing.T, image, status string, annotations ...string) Pod {
 			"containers":[{"name":"other","image":%[1]q,"command":["/bin/sh"]},{"name":"plain","image":%[1]q},
 				{"name":"proxy","image":%[1]q,"command":["/payload/loader","/payload","/program/x"]}]},
 		"status":%[2]s}`, image, status)
-	if err := json.Unmarshal([]byte(text), &p); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, json.Unmarshal([]byte(text), &p))
 	if len(annotations) > 0 {
 		p.Metadata.Annotations = map[string]string{"zarf-registry/previous-images": annotations[0], "else": "x"}
 	}
@@ -145,10 +144,7 @@ func TestPatch(t *testing.T) {
 			`{"op":"add","path":"/metadata/annotations/zarf-registry~1previous-images","value":"x:1,a/pause:1"}]`},
 	} {
 		p := podWith(t, "a/pause:1", later, c.annotations...)
-		got, err := json.Marshal(Decide(p, images, rules, nil).patch(p))
-		if err != nil {
-			t.Fatal(err)
-		}
+		got := require.Value(json.Marshal(Decide(p, images, rules, nil).patch(p)))(t)
 		want := `[{"op":"test","path":"/metadata/resourceVersion","value":"7"},` +
 			`{"op":"test","path":"/spec/containers/2/image","value":"a/pause:1"},` +
 			`{"op":"replace","path":"/spec/containers/2/image","value":"b/pause:3"},` + c.want

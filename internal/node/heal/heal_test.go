@@ -21,6 +21,7 @@ import (
 	"github.com/VictoriaMetrics/metrics"
 
 	"github.com/zarf-dev/zarf-registry/internal/release/nodeimages"
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 // server is an API server with one node.
@@ -391,10 +392,7 @@ func TestInCluster(t *testing.T) {
 	}
 	ca := string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: api.Certificate().Raw}))
 	write(t, dir, "ca.crt", ca)
-	c, err := InCluster(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := require.Value(InCluster(dir))(t)
 	if _, err := c.node(t.Context(), "n1"); err == nil || !strings.Contains(err.Error(), "token") {
 		t.Errorf("without a token: %v", err)
 	}
@@ -409,9 +407,7 @@ func TestInCluster(t *testing.T) {
 
 func write(t *testing.T, dir, name, text string) {
 	t.Helper()
-	if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600))
 }
 
 // The first pass meets a kubelet that still reports the failure of the previous image, and the second finds

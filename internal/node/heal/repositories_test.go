@@ -27,6 +27,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/pki"
 	"github.com/zarf-dev/zarf-registry/internal/registry"
 	"github.com/zarf-dev/zarf-registry/test/registrytest"
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 func TestEncodeRepositories(t *testing.T) {
@@ -292,17 +293,12 @@ func TestTheRegistryIsListedWithANodesCertificate(t *testing.T) {
 		tlsfilestest.WriteSecret(t, o.TLSDir, ca.Files(t, pki.OrganizationServer, []string{"localhost"}))
 	})
 	_, port, err := net.SplitHostPort(r.Address)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	config := Repositories{Registry: "localhost:" + port, TLSDir: t.TempDir()}
 	tlsfilestest.WriteSecret(t, config.TLSDir, ca.Files(t, pki.OrganizationNode, nil))
 	listed := func(want []string) {
 		t.Helper()
-		got, err := listRegistry(t.Context(), config)
-		if err != nil {
-			t.Fatal(err)
-		}
+		got := require.Value(listRegistry(t.Context(), config))(t)
 		if slices.Sort(got); !slices.Equal(got, want) {
 			t.Errorf("%d repositories are listed, want %d", len(got), len(want))
 		}
@@ -314,12 +310,8 @@ func TestTheRegistryIsListedWithANodesCertificate(t *testing.T) {
 		name := fmt.Sprintf("team/app-%04d", i)
 		want = append(want, name)
 		link := filepath.Join(r.Root, "docker/registry/v2/repositories", name, "_manifests/revisions/sha256/a/link")
-		if err := os.MkdirAll(filepath.Dir(link), 0o700); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(link, nil, 0o600); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, os.MkdirAll(filepath.Dir(link), 0o700))
+		require.NoError(t, os.WriteFile(link, nil, 0o600))
 	}
 	listed(want)
 

@@ -9,6 +9,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 // proxies is an API server with a DaemonSet whose template has the generation 2, and its pods.
@@ -107,9 +109,7 @@ func TestRolloutsThatANodeHoldsUpAreContinued(t *testing.T) {
 				served: time.Now(), down: map[string]bool{"n3": true}, deleting: map[string]bool{"n3": true}}
 			c.change(p)
 			client := &Client{HTTP: inMemory(t, p.serve), URL: inMemoryURL, Namespace: "zarf", Release: "zarf-registry"}
-			if err := client.continueRollouts(t.Context(), &p.served, func(string, ...any) {}); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, client.continueRollouts(t.Context(), &p.served, func(string, ...any) {}))
 			if !slices.Equal(p.deleted, c.want) {
 				t.Errorf("deleted %q, want %q", p.deleted, c.want)
 			}
@@ -130,9 +130,7 @@ func TestPatienceBeginsWithTheRollout(t *testing.T) {
 	// The DaemonSet is updated, and a moment later the registry.
 	for _, look := range []struct{ template, registry string }{{"2", "True"}, {"1", "True"}, {"1", "False"}} {
 		p.generation["n1"], p.registry = look.template, look.registry
-		if err := client.continueRollouts(t.Context(), &p.served, func(string, ...any) {}); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, client.continueRollouts(t.Context(), &p.served, func(string, ...any) {}))
 	}
 	if len(p.deleted) > 0 {
 		t.Errorf("deleted %q while the registry restarts", p.deleted)

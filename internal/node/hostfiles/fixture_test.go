@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/zarf-dev/zarf-registry/internal/exitcode"
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 const (
@@ -57,9 +58,7 @@ func newHost(t testing.TB, tree files) string {
 				err = errors.Join(os.Chmod(at, originalMode), os.Chtimes(at, originalTime, originalTime))
 			}
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 	}
 	return host
 }
@@ -81,9 +80,7 @@ func fastDir(t testing.TB) string {
 
 func mkdir(t testing.TB, dir string) {
 	t.Helper()
-	if err := os.MkdirAll(dir, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.MkdirAll(dir, 0o755))
 }
 
 // node holds the relevant properties of a file.
@@ -127,9 +124,7 @@ func snapshot(t testing.TB, host string) map[string]node {
 		out[path] = n
 		return nil
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return out
 }
 
@@ -201,11 +196,7 @@ func run(o Options, w Wants) (*Plan, error) {
 
 func mustRun(t testing.TB, host string, w Wants) *Plan {
 	t.Helper()
-	plan, err := run(options(host), w)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return plan
+	return require.Value(run(options(host), w))(t)
 }
 
 // summary describes a plan, one line per file.

@@ -7,6 +7,8 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 const (
@@ -310,9 +312,7 @@ func TestRefusals(t *testing.T) {
 		t.Run(description, func(t *testing.T) {
 			host := newHost(t, tt.before)
 			if strings.HasPrefix(description, "a pipe") {
-				if err := syscall.Mkfifo(filepath.Join(host, yaml), 0o600); err != nil {
-					t.Fatal(err)
-				}
+				require.NoError(t, syscall.Mkfifo(filepath.Join(host, yaml), 0o600))
 			}
 			before := map[string]node{}
 			if !strings.HasPrefix(description, "a pipe") {
@@ -340,10 +340,7 @@ func TestDirectoryWithTwoNames(t *testing.T) {
 	host := newHost(t, files{"/etc/link": "-> rancher/k3s", yaml: mark + "a\n"})
 	o := options(host)
 	o.Directories = append(o.Directories, "/etc/link")
-	plan, err := run(o, Wants{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	plan := require.Value(run(o, Wants{}))(t)
 	if len(plan.Changes) != 1 {
 		t.Errorf("changes: %s", summary(plan))
 	}
@@ -354,10 +351,7 @@ func TestNestedDirectories(t *testing.T) {
 	host := newHost(t, files{yaml: mark + "a\n", "/etc/rancher/x/y": mark + "b\n"})
 	o := options(host)
 	o.Directories = append(o.Directories, "/etc/rancher")
-	plan, err := run(o, Wants{Files: []File{want(yaml, "c\n")}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	plan := require.Value(run(o, Wants{Files: []File{want(yaml, "c\n")}}))(t)
 	if got, want := summary(plan), "changed "+yaml+"\nremoved /etc/rancher/x/y\n"; got != want {
 		t.Errorf("did\n%s\nwant\n%s", got, want)
 	}
@@ -367,9 +361,7 @@ func TestSkipMissing(t *testing.T) {
 	host := newHost(t, files{yaml: mark + "a\n", yaml + kept: "old\n"})
 	o := options(host)
 	o.Directories, o.SkipMissing = append(o.Directories, "/etc/crio"), true
-	if _, err := run(o, Wants{}); err != nil {
-		t.Fatal(err)
-	}
+	require.Value(run(o, Wants{}))(t)
 	sameFiles(t, host, files{yaml: "old\n"})
 }
 
@@ -377,10 +369,7 @@ func TestReading(t *testing.T) {
 	host := newHost(t, files{
 		docker: mark + "ours\n", quay: "theirs\n", certs + "/file": "",
 	})
-	tree, err := Open(t.Context(), options(host))
-	if err != nil {
-		t.Fatal(err)
-	}
+	tree := require.Value(Open(t.Context(), options(host)))(t)
 	defer tree.Close()
 	for name, want := range map[string]bool{docker: true, certs + "/quay.io": true, certs + "/none": false,
 		certs + "/file/x": false} {
@@ -399,10 +388,7 @@ func TestReading(t *testing.T) {
 // Nothing above the directories is opened, and canceling the context ends the wait for another run.
 func TestLock(t *testing.T) {
 	host := newHost(t, nil)
-	first, err := Open(t.Context(), options(host))
-	if err != nil {
-		t.Fatal(err)
-	}
+	first := require.Value(Open(t.Context(), options(host)))(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	if _, err := Open(ctx, options(host)); err == nil || !strings.Contains(err.Error(), "another run") {

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/zarf-dev/zarf-registry/internal/exitcode"
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 var errKilled = errors.New("killed")
@@ -105,9 +106,7 @@ func TestKilledAtEveryCall(t *testing.T) {
 				o.hook = hook
 				_, err := run(o, w)
 				if *hit == "" {
-					if err != nil {
-						t.Fatal(err)
-					}
+					require.NoError(t, err)
 					break
 				}
 				hits++
@@ -263,15 +262,9 @@ func TestDoneAfterFailure(t *testing.T) {
 		}
 		return nil
 	}
-	tree, err := Open(t.Context(), o)
-	if err != nil {
-		t.Fatal(err)
-	}
+	tree := require.Value(Open(t.Context(), o))(t)
 	defer tree.Close()
-	plan, err := tree.Plan(Wants{Files: []File{want(docker, "d\n"), want(yaml, "y\n")}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	plan := require.Value(tree.Plan(Wants{Files: []File{want(docker, "d\n"), want(yaml, "y\n")}}))(t)
 	if err := plan.Apply(); !errors.Is(err, syscall.ENOSPC) || !strings.Contains(err.Error(), yaml) {
 		t.Errorf("got %v", err)
 	}

@@ -7,6 +7,8 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 // mount mounts a file system for a test, or skips the test.
@@ -50,20 +52,14 @@ func TestFullFileSystem(t *testing.T) {
 	mount(t, "tmpfs", dir, "tmpfs", 0, "size=4m,nr_inodes=20")
 	wants := Wants{Files: []File{want(yaml, "new\n"), want(docker, "d\n")}}
 	fill := filepath.Join(dir, "filler")
-	if err := os.WriteFile(fill, make([]byte, 7<<19), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.WriteFile(fill, make([]byte, 7<<19), 0o600))
 	_, err := run(options(host), wants)
 	if got := refusal(t, err); !strings.Contains(got, "the file system of "+k3s+" is full: 524288 bytes free") {
 		t.Errorf("refused with %s", got)
 	}
-	if err := os.Remove(fill); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.Remove(fill))
 	for i := range 18 {
-		if err := os.WriteFile(filepath.Join(dir, fmt.Sprint("file", i)), nil, 0o600); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, os.WriteFile(filepath.Join(dir, fmt.Sprint("file", i)), nil, 0o600))
 	}
 	_, err = run(options(host), wants)
 	if got := refusal(t, err); !strings.Contains(got, "free inodes") {
@@ -73,9 +69,7 @@ func TestFullFileSystem(t *testing.T) {
 		t.Error("something was written")
 	}
 	for i := range 2 {
-		if err := os.Remove(filepath.Join(dir, fmt.Sprint("file", i))); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, os.Remove(filepath.Join(dir, fmt.Sprint("file", i))))
 	}
 	mustRun(t, host, wants)
 }
@@ -87,15 +81,9 @@ func TestFileSystemFillsUp(t *testing.T) {
 	mount(t, "tmpfs", dir, "tmpfs", 0, "size=2m")
 	mustRun(t, host, Wants{Files: []File{want(yaml, "old\n")}})
 	before := snapshot(t, host)
-	tree, err := Open(t.Context(), options(host))
-	if err != nil {
-		t.Fatal(err)
-	}
+	tree := require.Value(Open(t.Context(), options(host)))(t)
 	defer tree.Close()
-	plan, err := tree.Plan(Wants{Files: []File{want(yaml, strings.Repeat("x", 64<<10))}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	plan := require.Value(tree.Plan(Wants{Files: []File{want(yaml, strings.Repeat("x", 64<<10))}}))(t)
 	fill := filepath.Join(dir, "filler")
 	if err := os.WriteFile(fill, make([]byte, 4<<20), 0o600); err == nil {
 		t.Fatal("the file system did not fill up")
@@ -104,8 +92,6 @@ func TestFileSystemFillsUp(t *testing.T) {
 		!strings.Contains(err.Error(), "no space left") {
 		t.Errorf("got %v", err)
 	}
-	if err := os.Remove(fill); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.Remove(fill))
 	sameSnapshot(t, "after the failure", snapshot(t, host), before)
 }

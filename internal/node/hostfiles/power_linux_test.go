@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/zarf-dev/zarf-registry/test/powercut"
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 // recordedHost makes the test program carry out a run, whose file operations are recorded, in a node's directories.
@@ -35,10 +36,7 @@ func init() {
 func TestPowerCutAtEveryCall(t *testing.T) {
 	eachStage(t, func(t *testing.T, s story, stage int, w Wants) {
 		t.Parallel()
-		encoded, err := json.Marshal(w)
-		if err != nil {
-			t.Fatal(err)
-		}
+		encoded := require.Value(json.Marshal(w))(t)
 		host, _ := reach(t, s, stage)
 		old := contents(snapshot(t, host))
 		process := powercut.Start(t, host, []string{recordedHost + "=" + host, recordedWants + "=" + string(encoded)},

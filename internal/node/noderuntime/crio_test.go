@@ -9,6 +9,7 @@ import (
 
 	"github.com/zarf-dev/zarf-registry/internal/mask"
 	"github.com/zarf-dev/zarf-registry/internal/pki"
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 const (
@@ -27,10 +28,7 @@ func crioConfig() Config {
 
 func authority(t *testing.T) []byte {
 	t.Helper()
-	a, err := pki.NewCA("nodes' proxies", time.Date(2026, 1, 2, 0, 0, 0, 0, time.UTC), 24*time.Hour)
-	if err != nil {
-		t.Fatal(err)
-	}
+	a := require.Value(pki.NewCA("nodes' proxies", time.Date(2026, 1, 2, 0, 0, 0, 0, time.UTC), 24*time.Hour))(t)
 	return pki.NewBundle(a.Certificate()).PEM()
 }
 
@@ -87,10 +85,7 @@ insecure = true
 		t.Run(name, func(t *testing.T) {
 			config := crioConfig()
 			c.change(&config)
-			desired, err := Build(Inputs{Config: config, CA: ca})
-			if err != nil {
-				t.Fatal(err)
-			}
+			desired := require.Value(Build(Inputs{Config: config, CA: ca}))(t)
 			got := map[string]string{}
 			for _, f := range desired.Files {
 				got[f.Path] = string(f.Content)

@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/zarf-dev/zarf-registry/test/golden"
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 const (
@@ -52,10 +53,7 @@ func TestExamples(t *testing.T) {
 	}
 	for _, file := range files {
 		t.Run(strings.TrimSuffix(filepath.Base(file), ".txt"), func(t *testing.T) {
-			data, err := os.ReadFile(file)
-			if err != nil {
-				t.Fatal(err)
-			}
+			data := require.Value(os.ReadFile(file))(t)
 			names, parts := sections(t, string(data))
 			var got strings.Builder
 			for _, name := range names {
@@ -70,9 +68,7 @@ func TestExamples(t *testing.T) {
 				looked[name] = true
 				return nil
 			}})
-			if err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, err)
 			var log strings.Builder
 			for _, f := range desired.Files {
 				var old []byte

@@ -10,6 +10,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/pelletier/go-toml/v2"
 	"github.com/pelletier/go-toml/v2/unstable"
+
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 // A containerdHost is containerd's view of a registry in a hosts.toml; see its docs/hosts.md.
@@ -53,10 +55,7 @@ func asContainerd(t *testing.T, data []byte) (hosts []containerdHost) {
 			h.Client = table.Client[0]
 		}
 		if to != "" {
-			u, err := url.Parse(to)
-			if err != nil {
-				t.Fatal(err)
-			}
+			u := require.Value(url.Parse(to))(t)
 			u.Path = path.Clean("/" + u.Path)
 			if !strings.HasSuffix(u.Path, "/v2") && !table.OverridePath {
 				u.Path = path.Join(u.Path, "v2")
@@ -102,10 +101,7 @@ func TestMirrorsByteForByte(t *testing.T) {
 		"none": {nil, map[string]string{}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			desired, err := Build(Inputs{Config: containerdConfig(c.mirrors...)})
-			if err != nil {
-				t.Fatal(err)
-			}
+			desired := require.Value(Build(Inputs{Config: containerdConfig(c.mirrors...)}))(t)
 			got := map[string]string{}
 			for _, f := range desired.Files {
 				got[path.Base(path.Dir(f.Path))] = string(f.Content)
@@ -146,9 +142,7 @@ ca = "ca.crt"
 		looked = append(looked, name)
 		return nil
 	}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	if want := config.Containerd.Hosts["registry.example.com:5000"] + "\n"; string(desired.Files[1].Content) != want {
 		t.Errorf("content:\n%s", desired.Files[1].Content)
 	}

@@ -9,6 +9,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/zarf-dev/zarf-registry/test/golden"
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 // hunter2 stands in every place where a secret may stand. No message may contain it.
@@ -112,10 +113,7 @@ func TestBuildRefuses(t *testing.T) {
 func TestBuildWarns(t *testing.T) {
 	config := containerdConfig()
 	config.Containerd.Hosts = map[string]string{"[fd00::1]:5000": "skip_verify = true\nca = \"/a/b\""}
-	desired, err := Build(Inputs{Config: config, CheckTLS: func(string) error { return ErrNotMounted }})
-	if err != nil {
-		t.Fatal(err)
-	}
+	desired := require.Value(Build(Inputs{Config: config, CheckTLS: func(string) error { return ErrNotMounted }}))(t)
 	const in = "nodeConfig.containerd.hosts.\"[fd00::1]:5000\": "
 	if diff := cmp.Diff([]string{
 		"[fd00::1]:5000: containerd supports IPv6 addresses of registries since version 2",

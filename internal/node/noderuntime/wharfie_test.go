@@ -8,6 +8,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/rancher/wharfie/pkg/registries"
 	"gopkg.in/yaml.v2"
+
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 // Below the owner's mark K3s' parser reads the same as without it, whatever the document
@@ -27,9 +29,7 @@ func TestK3sIgnoresTheMark(t *testing.T) {
 		}
 		at := slices.IndexFunc(desired.Files, func(f File) bool { return f.Path == k3sFile })
 		var alone, below registries.Registry
-		if err := yaml.Unmarshal([]byte(document), &alone); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, yaml.Unmarshal([]byte(document), &alone))
 		if err := yaml.Unmarshal(belowMark(desired.Files[at].Content), &below); err != nil {
 			t.Errorf("%q: below the mark: %v", document, err)
 		} else if diff := cmp.Diff(alone, below); diff != "" || below.Configs["a"].Auth == nil {

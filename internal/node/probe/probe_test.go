@@ -18,6 +18,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/zarf-dev/zarf-registry/internal/net/tlsfiles/tlsfilestest"
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 const digest = "sha256:0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef"
@@ -126,11 +127,7 @@ func run(t *testing.T, config Config) Result {
 	if config.Timeout == 0 {
 		config.Timeout = time.Minute
 	}
-	result, err := Run(context.Background(), config)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return result
+	return require.Value(Run(context.Background(), config))(t)
 }
 
 func expect(t *testing.T, result Result, reason Reason, says ...string) {
@@ -147,10 +144,7 @@ func expect(t *testing.T, result Result, reason Reason, says ...string) {
 }
 
 func TestNothingListens(t *testing.T) {
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	listener := require.Value(net.Listen("tcp", "127.0.0.1:0"))(t)
 	address := listener.Addr().String()
 	_ = listener.Close()
 	expect(t, run(t, Config{Address: address}), ReasonRefused, "nothing listens on "+address, "hostPort",
@@ -164,10 +158,7 @@ func TestAddressThatIsNone(t *testing.T) {
 func TestTLS(t *testing.T) {
 	ca, other := tlsfilestest.NewCA(t, "ca"), tlsfilestest.NewCA(t, "other")
 	certificate, key := ca.Issue(t, "node", "127.0.0.1")
-	pair, err := tls.X509KeyPair(certificate, key)
-	if err != nil {
-		t.Fatal(err)
-	}
+	pair := require.Value(tls.X509KeyPair(certificate, key))(t)
 	server := httptest.NewUnstartedServer(http.HandlerFunc(registry))
 	server.TLS = &tls.Config{Certificates: []tls.Certificate{pair}}
 	server.Config.ErrorLog = slog.NewLogLogger(slog.DiscardHandler, slog.LevelDebug)
@@ -177,10 +168,7 @@ func TestTLS(t *testing.T) {
 	_, port, _ := net.SplitHostPort(address)
 	plain := httptest.NewServer(http.HandlerFunc(registry))
 	defer plain.Close()
-	alerting, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	alerting := require.Value(net.Listen("tcp", "127.0.0.1:0"))(t)
 	defer alerting.Close()
 	go func() {
 		if c, err := alerting.Accept(); err == nil {
@@ -261,10 +249,7 @@ func TestOCIError(t *testing.T) {
 func TestResultAsJSON(t *testing.T) {
 	result := Result{Steps: []Step{{Method: "GET", URL: "http://a/v2/", Milliseconds: 5}}, Reason: ReasonRefused,
 		Problem: "p", Advice: "a"}
-	got, err := json.Marshal(result)
-	if err != nil {
-		t.Fatal(err)
-	}
+	got := require.Value(json.Marshal(result))(t)
 	want := `{"ok":false,"steps":[{"method":"GET","url":"http://a/v2/","milliseconds":5}],"reason":"refused","problem":"p","advice":"a"}`
 	if string(got) != want {
 		t.Errorf("JSON = %s, want %s", got, want)

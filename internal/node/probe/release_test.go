@@ -26,6 +26,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/pki"
 	"github.com/zarf-dev/zarf-registry/internal/registry"
 	"github.com/zarf-dev/zarf-registry/test/registrytest"
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 const name = registrytest.Name
@@ -45,14 +46,9 @@ type fixture struct {
 func start(t *testing.T, change func(*registry.Options)) *fixture {
 	t.Helper()
 	ca := tlsfilestest.NewCA(t, "test")
-	hash, err := bcrypt.GenerateFromPassword([]byte("pull"), bcrypt.MinCost)
-	if err != nil {
-		t.Fatal(err)
-	}
+	hash := require.Value(bcrypt.GenerateFromPassword([]byte("pull"), bcrypt.MinCost))(t)
 	users := filepath.Join(t.TempDir(), "pull")
-	if err := os.WriteFile(users, []byte("pull:"+string(hash)+"\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.WriteFile(users, []byte("pull:"+string(hash)+"\n"), 0o600))
 	r := registrytest.Start(t, ca, func(o *registry.Options) {
 		o.LoopbackListen, o.PlainListen, o.HealthListen = "", freeport.Loopback(t), freeport.Loopback(t)
 		o.PullHtpasswd = users
@@ -67,9 +63,7 @@ func start(t *testing.T, change func(*registry.Options)) *fixture {
 func target(t *testing.T, ca *tlsfilestest.CA, address string) probe.Target {
 	t.Helper()
 	_, port, err := net.SplitHostPort(address)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return probe.Target{
 		Registry: net.JoinHostPort(name, port),
 		Push:     material(t, ca, pki.OrganizationPush), Node: material(t, ca, pki.OrganizationNode),
@@ -84,10 +78,7 @@ func material(t *testing.T, ca *tlsfilestest.CA, organization string) *tlsfiles.
 	t.Helper()
 	dir := t.TempDir()
 	tlsfilestest.WriteSecret(t, dir, ca.Files(t, organization, nil))
-	source, err := tlsfiles.Open(dir, tlsfiles.WithLogger(slog.New(slog.DiscardHandler)))
-	if err != nil {
-		t.Fatal(err)
-	}
+	source := require.Value(tlsfiles.Open(dir, tlsfiles.WithLogger(slog.New(slog.DiscardHandler))))(t)
 	return source.Current()
 }
 
@@ -95,10 +86,7 @@ func material(t *testing.T, ca *tlsfilestest.CA, organization string) *tlsfiles.
 func serve(t *testing.T, ca *tlsfilestest.CA, config *tls.Config, handler http.HandlerFunc) string {
 	t.Helper()
 	certificate, key := ca.Issue(t, pki.OrganizationServer, name)
-	pair, err := tls.X509KeyPair(certificate, key)
-	if err != nil {
-		t.Fatal(err)
-	}
+	pair := require.Value(tls.X509KeyPair(certificate, key))(t)
 	config.Certificates = []tls.Certificate{pair}
 	server := httptest.NewUnstartedServer(handler)
 	server.TLS = config

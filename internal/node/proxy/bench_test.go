@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"github.com/zarf-dev/zarf-registry/internal/net/tlsfiles"
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 // The benchmarks compare the proxy with what a few lines of the standard library provide:
@@ -29,10 +30,7 @@ func naive(b *testing.B, f *fixture) string {
 		DisableCompression:  true,
 		MaxIdleConnsPerHost: maxIdle,
 	}
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		b.Fatal(err)
-	}
+	listener := require.Value(net.Listen("tcp", "127.0.0.1:0"))(b)
 	server := &http.Server{Handler: reverse}
 	go func() { _ = server.Serve(listener) }()
 	b.Cleanup(func() { _ = server.Close() })
@@ -87,22 +85,14 @@ func BenchmarkStream(b *testing.B) {
 		}
 	}))
 	compare(b, f, func(b *testing.B, address string) {
-		c, err := net.Dial("tcp", address)
-		if err != nil {
-			b.Fatal(err)
-		}
+		c := require.Value(net.Dial("tcp", address))(b)
 		defer c.Close()
 		reader := bufio.NewReader(c)
 		buffer := make([]byte, 256<<10)
 		b.SetBytes(size)
 		for b.Loop() {
-			if _, err := io.WriteString(c, "GET /large HTTP/1.1\r\nHost: localhost\r\n\r\n"); err != nil {
-				b.Fatal(err)
-			}
-			response, err := http.ReadResponse(reader, nil)
-			if err != nil {
-				b.Fatal(err)
-			}
+			require.Value(io.WriteString(c, "GET /large HTTP/1.1\r\nHost: localhost\r\n\r\n"))(b)
+			response := require.Value(http.ReadResponse(reader, nil))(b)
 			if n, err := io.CopyBuffer(struct{ io.Writer }{io.Discard}, response.Body, buffer); n != size || err != nil {
 				b.Fatal(n, err)
 			}

@@ -15,6 +15,7 @@ import (
 
 	"github.com/zarf-dev/zarf-registry/internal/net/serviceaddress"
 	"github.com/zarf-dev/zarf-registry/internal/net/tlsfiles/tlsfilestest"
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 // startWithCache starts a registry, a server in the place of the caches, and a proxy of both.
@@ -28,10 +29,7 @@ func startWithCache(t *testing.T, handler, cached http.Handler, change ...func(*
 			longest, longest, longest, longest, longest, longest
 	}
 	change = append(append([]func(*Proxy){patient}, change...), func(p *Proxy) {
-		port, err := strconv.ParseUint(caches.port(), 10, 16)
-		if err != nil {
-			t.Fatal(err)
-		}
+		port := require.Value(strconv.ParseUint(caches.port(), 10, 16))(t)
 		p.useCaches(serviceaddress.Address{Host: registryName, Port: uint16(port),
 			ClusterIP: netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), uint16(port))})
 	})
@@ -81,9 +79,7 @@ func TestCachesFirst(t *testing.T) {
 			cached, direct := &counting{Handler: tt.cache}, &counting{Handler: store{blob}}
 			f, _ := startWithCache(t, direct, cached)
 			response, body, err := f.get(tt.path)
-			if err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, err)
 			if response.StatusCode != tt.status || tt.status == 200 && !bytes.Equal(body, blob.data) {
 				t.Errorf("%s, %d bytes", response.Status, len(body))
 			}
@@ -233,9 +229,7 @@ func TestPace(t *testing.T) {
 	const enough = 10 * slowBody
 	var p pace
 	for range 9 {
-		if err := p.add(slowBody, turn/10, turn); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, p.add(slowBody, turn/10, turn))
 	}
 	for _, tt := range []struct {
 		about  string

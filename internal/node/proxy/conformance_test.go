@@ -23,6 +23,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/node/cache"
 	"github.com/zarf-dev/zarf-registry/internal/pki"
 	"github.com/zarf-dev/zarf-registry/test/registrytest"
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 // Tests of what the OCI distribution specification says about reads, with the registry itself behind the proxy.
@@ -49,9 +50,7 @@ func startCluster(t *testing.T, cached bool, between func(address string) string
 			address = between(address)
 		}
 		_, port, err := net.SplitHostPort(address)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		return port
 	}
 	getenv := environment{"ZARF_REGISTRY_SERVICE_HOST": "127.0.0.1", "CACHE_SERVICE_HOST": "127.0.0.1"}.get
@@ -70,12 +69,8 @@ func startCluster(t *testing.T, cached bool, between func(address string) string
 			Listen: "127.0.0.1:0", Registry: net.JoinHostPort(registrytest.Name, port(behind.Address)), Dir: t.TempDir(), Size: 1 << 30,
 			Source: files(pki.OrganizationCache, []string{"cache.zarf.svc"}), Logger: quiet, Getenv: getenv,
 		})
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := c.Listen(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
+		require.NoError(t, c.Listen(t.Context()))
 		ctx, cancel := context.WithCancel(context.Background())
 		ended := make(chan error, 1)
 		go func() { ended <- c.Run(ctx) }()
@@ -87,15 +82,9 @@ func startCluster(t *testing.T, cached bool, between func(address string) string
 		})
 		config.Cache = net.JoinHostPort("cache.zarf.svc", port(c.Addr().String()))
 	}
-	proxy, err := New(config)
-	if err != nil {
-		t.Fatal(err)
-	}
+	proxy := require.Value(New(config))(t)
 	run(t, proxy)
-	push, err := behind.Pusher(t).Repository("read/me")
-	if err != nil {
-		t.Fatal(err)
-	}
+	push := require.Value(behind.Pusher(t).Repository("read/me"))(t)
 	transport := &http.Transport{TLSClientConfig: behind.TLS(t, pki.OrganizationNode), DisableCompression: true}
 	t.Cleanup(transport.CloseIdleConnections)
 	return &cluster{t, push, proxy, &http.Client{Transport: transport}, "https://" + behind.Address}
@@ -112,23 +101,16 @@ func (c *cluster) pushBlob(algorithm digest.Algorithm, mediaType string, content
 	c.t.Helper()
 	desc := v1.Descriptor{MediaType: mediaType, Digest: algorithm.FromBytes(content), Size: int64(len(content))}
 	open := func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(content)), nil }
-	if _, err := c.push.PushBlob(c.t.Context(), desc, "", open, nil); err != nil {
-		c.t.Fatal(err)
-	}
+	require.Value(c.push.PushBlob(c.t.Context(), desc, "", open, nil))(c.t)
 	return desc
 }
 
 func (c *cluster) pushManifest(algorithm digest.Algorithm, tag, mediaType string, manifest any) (
 	v1.Descriptor, []byte) {
 	c.t.Helper()
-	raw, err := json.Marshal(manifest)
-	if err != nil {
-		c.t.Fatal(err)
-	}
+	raw := require.Value(json.Marshal(manifest))(c.t)
 	desc := v1.Descriptor{MediaType: mediaType, Digest: algorithm.FromBytes(raw), Size: int64(len(raw))}
-	if err := c.push.PushManifest(c.t.Context(), desc, raw, tag); err != nil {
-		c.t.Fatal(err)
-	}
+	require.NoError(c.t, c.push.PushManifest(c.t.Context(), desc, raw, tag))
 	return desc, raw
 }
 
@@ -176,17 +158,11 @@ func (c *cluster) request(status int, method, path string, headers ...string) re
 	c.t.Helper()
 	send := func(client *http.Client, base string) read {
 		c.t.Helper()
-		request, err := http.NewRequestWithContext(c.t.Context(), method, base+path, nil)
-		if err != nil {
-			c.t.Fatal(err)
-		}
+		request := require.Value(http.NewRequestWithContext(c.t.Context(), method, base+path, nil))(c.t)
 		for n := 0; n < len(headers); n += 2 {
 			request.Header.Set(headers[n], headers[n+1])
 		}
-		response, err := client.Do(request)
-		if err != nil {
-			c.t.Fatal(err)
-		}
+		response := require.Value(client.Do(request))(c.t)
 		defer response.Body.Close()
 		body, err := io.ReadAll(response.Body)
 		if err != nil {
@@ -333,10 +309,7 @@ func testConformancePull(t *testing.T, c *cluster) {
 // cutConnections relays connections to an address, and breaks each of them off after some bytes of responses.
 func cutConnections(t *testing.T, most int64) func(address string) string {
 	return func(address string) string {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
-		if err != nil {
-			t.Fatal(err)
-		}
+		l := require.Value(net.Listen("tcp", "127.0.0.1:0"))(t)
 		t.Cleanup(func() { l.Close() })
 		go func() {
 			for {

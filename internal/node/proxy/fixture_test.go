@@ -23,6 +23,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/net/freeport"
 	"github.com/zarf-dev/zarf-registry/internal/net/tlsfiles"
 	"github.com/zarf-dev/zarf-registry/internal/net/tlsfiles/tlsfilestest"
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 const (
@@ -108,11 +109,7 @@ func (r *registry) kill() {
 
 func openSource(t testing.TB, dir string) *tlsfiles.Source {
 	t.Helper()
-	source, err := tlsfiles.Open(dir, tlsfiles.WithLogger(quiet))
-	if err != nil {
-		t.Fatal(err)
-	}
-	return source
+	return require.Value(tlsfiles.Open(dir, tlsfiles.WithLogger(quiet)))(t)
 }
 
 var quiet = slog.New(slog.DiscardHandler)
@@ -169,9 +166,7 @@ func startBefore(
 		Logger:        slog.New(slog.NewTextHandler(f.log, nil)),
 		Getenv:        environment{"ZARF_REGISTRY_SERVICE_HOST": "127.0.0.1"}.get,
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	proxy.upstream.lookupHost = nil // no test asks the machine's DNS
 	for _, change := range change {
 		change(proxy)
@@ -188,9 +183,7 @@ func (e environment) get(name string) string { return e[name] }
 // run starts a proxy, waits until it is ready, and returns a function that stops it.
 func run(t testing.TB, proxy *Proxy) (stop func() error) {
 	t.Helper()
-	if err := proxy.Listen(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, proxy.Listen(t.Context()))
 	ready := make(chan struct{})
 	proxy.config.Ready = sync.OnceFunc(func() { close(ready) })
 	ctx, cancel := context.WithCancel(context.Background())
@@ -224,11 +217,7 @@ func (f *fixture) address() string { return f.proxy.Addrs()[0].String() }
 // dial opens a connection to the proxy, which the caller closes.
 func (f *fixture) dial(t testing.TB) net.Conn {
 	t.Helper()
-	c, err := net.Dial("tcp", f.address())
-	if err != nil {
-		t.Fatal(err)
-	}
-	return c
+	return require.Value(net.Dial("tcp", f.address()))(t)
 }
 
 func (f *fixture) url(path string) string { return "http://" + f.address() + path }
@@ -246,9 +235,7 @@ func (f *fixture) get(path string) (*http.Response, []byte, error) {
 func (f *fixture) pull(t testing.TB, b blob) {
 	t.Helper()
 	response, body, err := f.get(b.path())
-	if err := b.check(response, body, err); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, b.check(response, body, err))
 }
 
 func do(request *http.Request) (*http.Response, []byte, error) {
@@ -278,10 +265,7 @@ func (f *fixture) metric(name string) float64 {
 	f.proxy.metrics.set.WritePrometheus(&text)
 	for line := range strings.SplitSeq(text.String(), "\n") {
 		if value, ok := strings.CutPrefix(line, prefix+name+" "); ok {
-			number, err := strconv.ParseFloat(value, 64)
-			if err != nil {
-				f.t.Fatal(err)
-			}
+			number := require.Value(strconv.ParseFloat(value, 64))(f.t)
 			return number
 		}
 	}

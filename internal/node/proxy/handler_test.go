@@ -15,6 +15,8 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 // plain is the part of a response that a client sees.
@@ -29,10 +31,7 @@ type plain struct {
 
 func roundTrip(t *testing.T, transport http.RoundTripper, request *http.Request) plain {
 	t.Helper()
-	response, err := transport.RoundTrip(request)
-	if err != nil {
-		t.Fatal(err)
-	}
+	response := require.Value(transport.RoundTrip(request))(t)
 	defer response.Body.Close()
 	body, err := io.ReadAll(response.Body)
 	p := plain{response.Status, response.Header, string(body), response.ContentLength, response.TransferEncoding, ""}
@@ -173,10 +172,7 @@ func TestResponsesPassUnchanged(t *testing.T) {
 		for _, method := range []string{http.MethodGet, http.MethodHead} {
 			t.Run(method+" "+desc, func(t *testing.T) {
 				ask := func(transport http.RoundTripper, base string) plain {
-					request, err := http.NewRequest(method, base+tt.path, nil)
-					if err != nil {
-						t.Fatal(err)
-					}
+					request := require.Value(http.NewRequest(method, base+tt.path, nil))(t)
 					request.Header = tt.header.Clone()
 					if request.Header == nil {
 						request.Header = http.Header{}
@@ -273,9 +269,7 @@ func TestRequestHeaders(t *testing.T) {
 			c := f.dial(t)
 			defer c.Close()
 			fmt.Fprint(c, "GET /v2/ HTTP/1.1\r\nHost: 127.0.0.1:31999\r\n")
-			if err := tt.send.Write(c); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, tt.send.Write(c))
 			fmt.Fprint(c, "\r\n")
 			got := <-requests
 			want := tt.want.Clone()
@@ -301,9 +295,7 @@ func TestRequestHeaders(t *testing.T) {
 			h.Set("X-Two", "2")
 		}))
 		response, _, err := f.get("/v2/")
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		for _, name := range []string{"X-One", "Keep-Alive", "Upgrade"} {
 			if got := response.Header.Values(name); got != nil {
 				t.Errorf("%s: %q passed", name, got)
@@ -324,9 +316,7 @@ func TestRefusals(t *testing.T) {
 		t.Run(method, func(t *testing.T) {
 			request, _ := http.NewRequest(method, f.url("/v2/repository/blobs/uploads/"), strings.NewReader("body"))
 			response, body, err := do(request)
-			if err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, err)
 			if response.StatusCode != http.StatusMethodNotAllowed || response.Header.Get("Allow") != "GET, HEAD" {
 				t.Errorf("%s, Allow %q", response.Status, response.Header.Get("Allow"))
 			}
@@ -343,9 +333,7 @@ func TestRefusals(t *testing.T) {
 	t.Run("GET with a body", func(t *testing.T) {
 		request, _ := http.NewRequest(http.MethodGet, f.url("/v2/"), strings.NewReader("body"))
 		response, body, err := do(request)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		if response.StatusCode != http.StatusBadRequest {
 			t.Error(response.Status)
 		}
@@ -387,9 +375,7 @@ func exchange(t *testing.T, f *fixture, send string) string {
 	c := f.dial(t)
 	defer c.Close()
 	_ = c.SetDeadline(time.Now().Add(longest))
-	if _, err := io.WriteString(c, send); err != nil {
-		t.Fatal(err)
-	}
+	require.Value(io.WriteString(c, send))(t)
 	got, err := io.ReadAll(c)
 	if err != nil {
 		t.Fatalf("%v after %q", err, got)
@@ -572,10 +558,7 @@ func TestStreams(t *testing.T) {
 			defer c.Close()
 			_ = c.SetDeadline(time.Now().Add(longest))
 			fmt.Fprint(c, "GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
-			response, err := http.ReadResponse(bufio.NewReader(c), nil)
-			if err != nil {
-				t.Fatal(err)
-			}
+			response := require.Value(http.ReadResponse(bufio.NewReader(c), nil))(t)
 			for range 3 {
 				part := make([]byte, 4)
 				if _, err := io.ReadFull(response.Body, part); err != nil || !bytes.Equal(part, []byte("part")) {

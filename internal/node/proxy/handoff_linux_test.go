@@ -4,15 +4,14 @@ import (
 	"net"
 	"testing"
 	"time"
+
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 func TestHandOff(t *testing.T) {
 	accepts := func(address string) (net.Listener, <-chan net.Conn) {
 		t.Helper()
-		l, err := open(t.Context(), address, true)
-		if err != nil {
-			t.Fatal(err)
-		}
+		l := require.Value(open(t.Context(), address, true))(t)
 		t.Cleanup(func() { _ = l.Close() })
 		accepted := make(chan net.Conn, 1000)
 		go func() {
@@ -30,10 +29,7 @@ func TestHandOff(t *testing.T) {
 	dial := func(address string) {
 		t.Helper()
 		for range 100 {
-			c, err := net.Dial("tcp", address)
-			if err != nil {
-				t.Fatal(err)
-			}
+			c := require.Value(net.Dial("tcp", address))(t)
 			_ = c.Close()
 		}
 	}
@@ -50,17 +46,13 @@ func TestHandOff(t *testing.T) {
 	}
 	first, ofFirst := accepts("127.0.0.1:0")
 	address := first.Addr().String()
-	if err := handOff(first); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, handOff(first))
 	dial(address)
 	all(ofFirst)
 	// Each successor takes over from the previous one.
 	for range 3 {
 		next, ofNext := accepts(address)
-		if err := handOff(first); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, handOff(first))
 		dial(address)
 		all(ofNext)
 		_ = first.Close()

@@ -17,6 +17,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/api/reloadstatus"
 	"github.com/zarf-dev/zarf-registry/internal/net/tlsfiles/tlsfilestest"
 	"github.com/zarf-dev/zarf-registry/internal/pki"
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 // Error messages of crypto/tls as they appear in the proxy's responses and logs.
@@ -71,11 +72,7 @@ func (i identity) with(chain ...*tlsfilestest.CA) identity {
 
 func (i identity) pair(t *testing.T) tls.Certificate {
 	t.Helper()
-	pair, err := tls.X509KeyPair(i.certificate, i.key)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return pair
+	return require.Value(tls.X509KeyPair(i.certificate, i.key))(t)
 }
 
 func (i identity) files(cas ...*tlsfilestest.CA) tlsfilestest.Files {
@@ -103,9 +100,7 @@ func (f *fixture) expect(t *testing.T, content blob, words string) {
 		}
 		return
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	if response.StatusCode != http.StatusServiceUnavailable || response.Header.Get("Retry-After") == "" {
 		t.Fatalf("%s, Retry-After %q: %s", response.Status, response.Header.Get("Retry-After"), body)
 	}
@@ -185,10 +180,7 @@ func TestHandshakesWithTheRegistry(t *testing.T) {
 						offer := &tls.Config{
 							MinVersion: tls.VersionTLS10, InsecureSkipVerify: true, Certificates: []tls.Certificate{node.pair(t)},
 						}
-						c, err := tls.Dial("tcp", registry.address, offer)
-						if err != nil {
-							t.Fatal(err)
-						}
+						c := require.Value(tls.Dial("tcp", registry.address, offer))(t)
 						_ = c.Close()
 					}
 					startBefore(t, registry, lasting, node.files(trusted...), retryFor(0)).expect(t, content, words)
@@ -312,9 +304,7 @@ func TestHandshakesOnLoopback(t *testing.T) {
 					}
 					return
 				}
-				if err != nil {
-					t.Fatal(err)
-				}
+				require.NoError(t, err)
 				if got := c.ConnectionState().Version; got != version {
 					t.Errorf("negotiated %s", tls.VersionName(got))
 				}
@@ -335,9 +325,7 @@ func TestLoopbackFollowsTheFiles(t *testing.T) {
 			content := newBlob(1000)
 			registry := newRegistry(t, before, store{content})
 			tlsfilestest.WriteSecret(t, registry.dir, before.Files(t, organization, []string{registryName}, after))
-			if _, err := registry.source.Reload(); err != nil {
-				t.Fatal(err)
-			}
+			require.Value(registry.source.Reload())(t)
 			f := startBefore(t, registry, before, before.Files(t, organization, []string{"127.0.0.1"}, after), retryFor(0))
 			replace := func(files tlsfilestest.Files) {
 				t.Helper()
@@ -370,13 +358,8 @@ func TestLoopbackFollowsTheFiles(t *testing.T) {
 			expect(old, true, "")
 			expect(ipv6, false, "not ::1")
 			expect(next, false, unknownCA)
-			open, err := f.dialTLS(t, old)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if err := pull(open, content); err != nil {
-				t.Fatal(err)
-			}
+			open := require.Value(f.dialTLS(t, old))(t)
+			require.NoError(t, pull(open, content))
 
 			replace(before.Files(t, organization, loopback, after))
 			expect(old, false, "") // the ticket belongs to the previous generation
@@ -413,16 +396,10 @@ func TestClockSkew(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			now := time.Now().Add(tt.issuer)
-			authority, err := pki.NewCA("ca", now, 0)
-			if err != nil {
-				t.Fatal(err)
-			}
+			authority := require.Value(pki.NewCA("ca", now, 0))(t)
 			leaf := func(leaf pki.Leaf) identity {
 				t.Helper()
-				pair, err := authority.Issue(leaf, now)
-				if err != nil {
-					t.Fatal(err)
-				}
+				pair := require.Value(authority.Issue(leaf, now))(t)
 				return identity{pair.Certificate, pair.Key}
 			}
 			ca := &tlsfilestest.CA{Certificate: authority.Certificate(), PEM: authority.KeyPair().Certificate}
@@ -545,9 +522,7 @@ func TestBadFilesWhileTheProxyRuns(t *testing.T) {
 		}
 	}
 	tlsfilestest.WriteSecret(t, f.dir, good)
-	if _, err := f.source.Reload(); err != nil {
-		t.Fatal(err)
-	}
+	require.Value(f.source.Reload())(t)
 	if report := f.loaded(t).Certificates; report.Generation != 2 || report.Problem != "" || report.ReloadErrors != 3 {
 		t.Errorf("after good files: %+v", report)
 	}

@@ -16,6 +16,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 // A proxy's port on the loopback address is a rule of the CNI plugin portmap, which the kernel applies before it decides
@@ -178,21 +180,14 @@ func (n *hostPortNetwork) helper(namespace, helper string, args ...string) strin
 func (n *hostPortNetwork) serve(namespace, address string) {
 	n.t.Helper()
 	command := n.command(namespace, "serve", address)
-	out, err := command.StdoutPipe()
-	if err != nil {
-		n.t.Fatal(err)
-	}
-	if err := command.Start(); err != nil {
-		n.t.Fatal(err)
-	}
+	out := require.Value(command.StdoutPipe())(n.t)
+	require.NoError(n.t, command.Start())
 	n.t.Cleanup(func() {
 		_ = command.Process.Kill()
 		_ = command.Wait()
 	})
 	ready := make([]byte, len("ready\n"))
-	if _, err := io.ReadFull(out, ready); err != nil {
-		n.t.Fatal(err)
-	}
+	require.Value(io.ReadFull(out, ready))(n.t)
 }
 
 func hostPortHelper(helper string, args []string) error {

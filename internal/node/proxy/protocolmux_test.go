@@ -12,6 +12,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 // trusting returns a transport that verifies the proxy's certificate.
@@ -30,10 +32,7 @@ func (f *fixture) pullOver(t *testing.T, content blob, addresses ...net.Addr) {
 	for _, address := range addresses {
 		for scheme, client := range map[string]*http.Transport{"http": {DisableKeepAlives: true}, "https": trusting(f)} {
 			request, _ := http.NewRequest(http.MethodGet, scheme+"://"+address.String()+content.path(), nil)
-			response, err := client.RoundTrip(request)
-			if err != nil {
-				t.Fatal(err)
-			}
+			response := require.Value(client.RoundTrip(request))(t)
 			body, err := io.ReadAll(response.Body)
 			_ = response.Body.Close()
 			if err := content.check(response, body, err); err != nil || response.ProtoMajor != 1 {
@@ -60,10 +59,7 @@ func getHTTP10(t *testing.T, f *fixture, path string, withTLS bool) ([]byte, err
 	defer c.Close()
 	_ = c.SetDeadline(time.Now().Add(longest))
 	fmt.Fprintf(c, "GET %s HTTP/1.0\r\n\r\n", path)
-	response, err := http.ReadResponse(bufio.NewReader(c), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	response := require.Value(http.ReadResponse(bufio.NewReader(c), nil))(t)
 	body, err := io.ReadAll(response.Body)
 	return body, err
 }
@@ -104,10 +100,7 @@ func TestPlainRequestWithTheFirstByteOfTLS(t *testing.T) {
 	eventually(t, "it is connected", func() bool { return f.metric("connections") == 1 })
 	time.Sleep(50 * time.Millisecond) // so that the next bytes are a read of their own
 	fmt.Fprint(c, "\x16\r\n\r\n")
-	response, err := http.ReadResponse(bufio.NewReader(c), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	response := require.Value(http.ReadResponse(bufio.NewReader(c), nil))(t)
 	body, err := io.ReadAll(response.Body)
 	if response.StatusCode != http.StatusBadRequest || string(body) != response.Status || err != nil { // net/http's
 		t.Errorf("%s %q %v", response.Status, body, err)
@@ -128,9 +121,7 @@ func TestSilentClients(t *testing.T) {
 		defer c.Close()
 		begin := [...]string{"", "G", "GET /v2/ HTTP/1.1\r\nHost: localhost\r\nX: ", "\x16", "\x16\x03\x01\x02\x00",
 			"\x16\x03\x01\x00\x05hello"}[i%6]
-		if _, err := io.WriteString(c, begin); err != nil {
-			t.Fatal(err)
-		}
+		require.Value(io.WriteString(c, begin))(t)
 		mute = append(mute, c)
 	}
 	f.pull(t, content)
@@ -198,10 +189,7 @@ func TestListen(t *testing.T) {
 	// No node has an address of 192.0.2.0/24, which is reserved for documentation, just as some have
 	// no ::1.
 	t.Run("an unavailable address and another one", func(t *testing.T) {
-		p, err := try(t, listen("192.0.2.1:0", "127.0.0.1:0"))
-		if err != nil {
-			t.Fatal(err)
-		}
+		p := require.Value(try(t, listen("192.0.2.1:0", "127.0.0.1:0")))(t)
 		if len(p.Addrs()) != 1 {
 			t.Errorf("listening on %v", p.Addrs())
 		}
@@ -212,10 +200,7 @@ func TestListen(t *testing.T) {
 	})
 	t.Run("one port in both families", func(t *testing.T) {
 		requireIPv6(t)
-		p, err := try(t, listen("[::]:0"))
-		if err != nil {
-			t.Fatal(err)
-		}
+		p := require.Value(try(t, listen("[::]:0")))(t)
 		_, port, _ := net.SplitHostPort(p.Addrs()[0].String())
 		if c, err := net.Dial("tcp", "127.0.0.1:"+port); err == nil {
 			_ = c.Close()
@@ -226,10 +211,7 @@ func TestListen(t *testing.T) {
 		}
 	})
 	t.Run("loopback is bound strictly", func(t *testing.T) {
-		p, err := try(t, listen("127.0.0.1:0"))
-		if err != nil {
-			t.Fatal(err)
-		}
+		p := require.Value(try(t, listen("127.0.0.1:0")))(t)
 		_, port, _ := net.SplitHostPort(p.Addrs()[0].String())
 		if c, err := net.Dial("tcp", "127.0.0.2:"+port); err == nil {
 			_ = c.Close()
@@ -240,10 +222,7 @@ func TestListen(t *testing.T) {
 		reuse := func(addresses ...string) func(*Config) {
 			return func(c *Config) { c.Listen, c.ReusePort = addresses, true }
 		}
-		p, err := try(t, reuse("127.0.0.1:0"))
-		if err != nil {
-			t.Fatal(err)
-		}
+		p := require.Value(try(t, reuse("127.0.0.1:0")))(t)
 		address := p.Addrs()[0].String()
 		if _, err := try(t, reuse(address)); err != nil {
 			t.Error(err)

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/zarf-dev/zarf-registry/internal/net/tlsfiles/tlsfilestest"
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 func TestNewRejects(t *testing.T) {
@@ -45,9 +46,7 @@ func (f *fixture) getAdmin(t *testing.T, path string) (int, string) {
 	t.Helper()
 	request, _ := http.NewRequest(http.MethodGet, "http://"+f.proxy.MetricsAddr().String()+path, nil)
 	response, body, err := do(request)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return response.StatusCode, string(body)
 }
 
@@ -161,10 +160,7 @@ func TestDrainDeliversWhatWasWritten(t *testing.T) {
 	case <-time.After(100 * time.Millisecond):
 	}
 	_ = client.SetDeadline(time.Now().Add(longest))
-	response, err := http.ReadResponse(bufio.NewReader(client), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	response := require.Value(http.ReadResponse(bufio.NewReader(client), nil))(t)
 	if got, err := io.ReadAll(response.Body); err != nil || !bytes.Equal(got, content) {
 		t.Errorf("the client got %d of %d bytes: %v", len(got), len(content), err)
 	}
@@ -220,10 +216,7 @@ func TestDrainAnswersAcceptedConnections(t *testing.T) {
 	time.Sleep(100 * time.Millisecond) // by now, the server has looked at its connections several times
 	fmt.Fprintf(c, "GET %s HTTP/1.1\r\nHost: localhost\r\n\r\n", content.path())
 	_ = c.SetDeadline(time.Now().Add(longest))
-	response, err := http.ReadResponse(bufio.NewReader(c), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	response := require.Value(http.ReadResponse(bufio.NewReader(c), nil))(t)
 	if got, err := io.ReadAll(response.Body); err != nil || !bytes.Equal(got, content.data) || !response.Close {
 		t.Errorf("%d bytes, %v, close: %t", len(got), err, response.Close)
 	}
@@ -236,13 +229,8 @@ func TestListenerFailure(t *testing.T) {
 	f := start(t, store{})
 	config := f.proxy.config
 	config.MetricsListen = ""
-	p, err := New(config)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := p.Listen(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	p := require.Value(New(config))(t)
+	require.NoError(t, p.Listen(t.Context()))
 	_ = p.listeners[0].Close()
 	if err := p.Run(t.Context()); err == nil || !strings.Contains(err.Error(), p.Addrs()[0].String()) {
 		t.Errorf("Run() = %v, want an error that names the address", err)
@@ -347,9 +335,7 @@ func TestLogIsLimited(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if err := f.stop(); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, f.stop())
 	got := strings.Count(f.log.String(), "giving up")
 	if most := 1 + int(time.Since(began)/(10*time.Second)); got < 1 || got > most { // logging.Limited
 		t.Errorf("one failure was logged %d times, want 1 to %d:\n%s", got, most, f.log)

@@ -8,6 +8,8 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 func TestIsLoopback(t *testing.T) {
@@ -62,10 +64,7 @@ func TestWebPagesAreRefused(t *testing.T) {
 				}
 				return
 			}
-			response, err := http.ReadResponse(bufio.NewReader(strings.NewReader(got)), nil)
-			if err != nil {
-				t.Fatal(err)
-			}
+			response := require.Value(http.ReadResponse(bufio.NewReader(strings.NewReader(got)), nil))(t)
 			body, _ := io.ReadAll(response.Body)
 			if response.StatusCode != http.StatusForbidden || served.Load() != before {
 				t.Errorf("%s, the registry got %d requests", response.Status, served.Load()-before)

@@ -11,6 +11,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 // cutter breaks the connection after some bytes of a body.
@@ -263,10 +265,7 @@ func TestResumeEndsWaiting(t *testing.T) {
 	f := start(t, store{})
 	ctx, cancel := context.WithCancel(t.Context())
 	defer time.AfterFunc(50*time.Millisecond, cancel).Stop()
-	r, err := http.NewRequestWithContext(ctx, http.MethodGet, "https://registry/v2/a/blobs/x", nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	r := require.Value(http.NewRequestWithContext(ctx, http.MethodGet, "https://registry/v2/a/blobs/x", nil))(t)
 	body := &interruptedBody{want: validators{etag: `"x"`}, budget: f.proxy.newRetryBudget()}
 	body.budget.attempts = 10 // the next one is a second away
 	if _, _, err := f.proxy.resume(&request{Request: r, scheme: "https"}, body, 1, io.ErrUnexpectedEOF); !errors.Is(err, context.Canceled) {

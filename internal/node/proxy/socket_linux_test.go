@@ -12,19 +12,15 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 // A registry whose node or pod disappears in the middle of a body closes no connection: nothing answers anymore.
 func TestResumeBodiesOfRegistriesThatDisappear(t *testing.T) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := require.Value(net.Listen("tcp", "127.0.0.1:0"))(t)
 	defer l.Close()
-	probe, err := net.Dial("tcp", l.Addr().String())
-	if err != nil {
-		t.Fatal(err)
-	}
+	probe := require.Value(net.Dial("tcp", l.Addr().String()))(t)
 	defer probe.Close()
 	if err := dropPackets(probe.(*net.TCPConn)); err != nil {
 		t.Skipf("needs socket filters (%v): run it as root", err)

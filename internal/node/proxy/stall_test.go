@@ -19,6 +19,7 @@ import (
 
 	"github.com/zarf-dev/zarf-registry/internal/net/connlimit"
 	"github.com/zarf-dev/zarf-registry/internal/net/freeport"
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 // counted counts the requests that a registry serves at the same time.
@@ -203,10 +204,7 @@ func TestPausedResponseThatCannotBeResumed(t *testing.T) {
 	eventually(t, "it has the connection", func() bool { return f.metric("upstream_connections_in_use") == 1 })
 	f.pull(t, small)
 	_ = stalled.SetReadDeadline(time.Now().Add(longest))
-	response, err := http.ReadResponse(bufio.NewReader(stalled), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	response := require.Value(http.ReadResponse(bufio.NewReader(stalled), nil))(t)
 	if n, err := io.Copy(io.Discard, response.Body); err == nil || strings.Contains(err.Error(), "timeout") {
 		t.Errorf("the client got %d bytes, %v", n, err)
 	}
@@ -231,20 +229,11 @@ func TestConnectionLimit(t *testing.T) {
 
 // The kernel keeps little for a client that does not read.
 func TestUnsentDataIsLimited(t *testing.T) {
-	l, err := open(t.Context(), "127.0.0.1:0", false)
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := require.Value(open(t.Context(), "127.0.0.1:0", false))(t)
 	defer l.Close()
-	c, err := net.Dial("tcp", l.Addr().String())
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := require.Value(net.Dial("tcp", l.Addr().String()))(t)
 	defer c.Close()
-	accepted, err := l.Accept()
-	if err != nil {
-		t.Fatal(err)
-	}
+	accepted := require.Value(l.Accept())(t)
 	defer accepted.Close()
 	_ = accepted.SetWriteDeadline(time.Now().Add(time.Second / 2))
 	if n, _ := accepted.Write(make([]byte, 8<<20)); n > 1<<20 {
@@ -289,9 +278,7 @@ func TestLargeBuffersAreForFastClients(t *testing.T) {
 // A successor of another user cannot share the port, and has it as soon as the predecessor ends.
 func TestListenWaitsForThePort(t *testing.T) {
 	predecessor, err := net.Listen("tcp", "127.0.0.1:0") // without SO_REUSEPORT
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	freed := make(chan time.Time, 1)
 	time.AfterFunc(200*time.Millisecond, func() {
 		freed <- time.Now()
@@ -327,10 +314,7 @@ func TestTheMetricsPortIsOpenedFirst(t *testing.T) {
 		}
 		cancel()
 	}), nil))
-	p, err := New(config)
-	if err != nil {
-		t.Fatal(err)
-	}
+	p := require.Value(New(config))(t)
 	if err := p.Listen(ctx); !errors.Is(err, syscall.EADDRINUSE) {
 		t.Error(err)
 	}

@@ -19,6 +19,7 @@ import (
 
 	"github.com/zarf-dev/zarf-registry/internal/net/tlsfiles"
 	"github.com/zarf-dev/zarf-registry/internal/net/tlsfiles/tlsfilestest"
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 // The registry's name resolves, but the address in the environment is dead.
@@ -106,9 +107,7 @@ func TestConnectionsArePooled(t *testing.T) {
 		var conns []*conn
 		for range maxIdle + 2 {
 			c, _, err := u.get(t.Context())
-			if err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, err)
 			conns = append(conns, c)
 		}
 		for _, c := range conns {
@@ -124,12 +123,8 @@ func TestConnectionsArePooled(t *testing.T) {
 func TestRequestThatCannotBeWritten(t *testing.T) {
 	f := start(t, store{})
 	c, _, err := f.proxy.upstream.get(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := c.CloseWrite(); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
+	require.NoError(t, c.CloseWrite())
 	r, _ := http.NewRequestWithContext(t.Context(), http.MethodGet, "/v2/", nil)
 	if response, err := f.proxy.upstream.exchange(c, newRequest(r), time.Now()); err == nil {
 		t.Errorf("got %v and no error", response)
@@ -198,17 +193,13 @@ func TestRotationWithoutOverlap(t *testing.T) {
 	load := pullInALoop(t, f, content)
 	ca := tlsfilestest.NewCA(t, "new")
 	tlsfilestest.WriteSecret(t, f.registry.dir, ca.Files(t, organization, []string{registryName}))
-	if _, err := f.registry.source.Reload(); err != nil {
-		t.Fatal(err)
-	}
+	require.Value(f.registry.source.Reload())(t)
 	f.kill() // the new certificate takes effect in a new process
 	f.start()
 	eventually(t, "requests wait", func() bool { return f.metric("requests_waiting") > 0 })
 	before := load.count()
 	tlsfilestest.WriteSecret(t, f.dir, ca.Files(t, organization, nil))
-	if _, err := f.source.Reload(); err != nil {
-		t.Fatal(err)
-	}
+	require.Value(f.source.Reload())(t)
 	eventually(t, "pulls continue", func() bool { return load.count() > before+10 })
 	load.end()
 }
@@ -281,15 +272,10 @@ func (w slowWriter) Write(p []byte) (int, error) {
 // askAs requests a path as a client with this User-Agent.
 func (f *fixture) askAs(t *testing.T, agent, path string) (*http.Response, []byte) {
 	t.Helper()
-	request, err := http.NewRequest(http.MethodGet, f.url(path), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	request := require.Value(http.NewRequest(http.MethodGet, f.url(path), nil))(t)
 	request.Header.Set("User-Agent", agent)
 	response, body, err := do(request)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return response, body
 }
 
@@ -365,10 +351,7 @@ func TestRuntimesAreAskedToRepeatTheirRequest(t *testing.T) {
 // noHandshake replaces the registry with one that never answers a ClientHello.
 func noHandshake(t *testing.T) func(*Proxy) {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := require.Value(net.Listen("tcp", "127.0.0.1:0"))(t)
 	t.Cleanup(func() { _ = l.Close() })
 	return func(p *Proxy) { p.upstream.address.ClusterIP = l.Addr().(*net.TCPAddr).AddrPort() }
 }
@@ -433,9 +416,7 @@ func TestIntermediaryResponses(t *testing.T) {
 				}
 			}))
 			response, _, err := f.get("/v2/")
-			if err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, err)
 			if response.StatusCode != tt.want {
 				t.Errorf("status = %s, want %d", response.Status, tt.want)
 			}
@@ -457,9 +438,7 @@ func TestWaitingIsBounded(t *testing.T) {
 	eventually(t, "five requests wait", func() bool { return f.metric("requests_waiting") == 5 })
 	for range 3 {
 		response, body, err := f.get("/v2/")
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		if response.StatusCode != http.StatusServiceUnavailable || response.Header.Get("Retry-After") == "" {
 			t.Errorf("%s, Retry-After %q", response.Status, response.Header.Get("Retry-After"))
 		}
@@ -481,9 +460,7 @@ func TestRegistryHangs(t *testing.T) {
 		}
 	}), func(p *Proxy) { p.limits.head = time.Second / 2 })
 	response, body, err := f.get("/v2/")
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	if response.StatusCode != http.StatusOK {
 		t.Errorf("%s: %s", response.Status, body)
 	}
@@ -542,9 +519,7 @@ func TestInvalidResponses(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			response, body, err := raw(t, tt.answer).get("/v2/")
-			if err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, err)
 			if response.StatusCode != http.StatusServiceUnavailable {
 				t.Errorf("status = %s", response.Status)
 			}

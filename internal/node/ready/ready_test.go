@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/zarf-dev/zarf-registry/internal/node/ready"
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 // serverVariable makes this test binary a server that listens until its stdin ends.
@@ -35,16 +36,9 @@ func serve(t *testing.T, path string) (kill func()) {
 	t.Helper()
 	server := exec.Command(os.Args[0])
 	server.Env = append(os.Environ(), serverVariable+"="+path)
-	if _, err := server.StdinPipe(); err != nil {
-		t.Fatal(err)
-	}
-	out, err := server.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := server.Start(); err != nil {
-		t.Fatal(err)
-	}
+	require.Value(server.StdinPipe())(t)
+	out := require.Value(server.StdoutPipe())(t)
+	require.NoError(t, server.Start())
 	if line, err := bufio.NewReader(out).ReadString('\n'); err != nil {
 		t.Fatalf("%q, %v", line, err)
 	}
@@ -64,14 +58,9 @@ func TestCheck(t *testing.T) {
 		}
 	}
 	check("before the server", "has not started yet")
-	file, err := ready.Open(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	file := require.Value(ready.Open(path))(t)
 	check("before it listens", "has not started to listen")
-	if err := file.Waiting("127.0.0.1:31999 is in use"); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, file.Waiting("127.0.0.1:31999 is in use"))
 	check("while it waits", "not listening: 127.0.0.1:31999 is in use")
 
 	killPrevious := serve(t, path)

@@ -12,6 +12,7 @@ import (
 
 	"github.com/zarf-dev/zarf-registry/internal/payload/embedded"
 	"github.com/zarf-dev/zarf-registry/internal/payload/injector"
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 func TestMissingPrograms(t *testing.T) {
@@ -48,44 +49,24 @@ func TestProgramsMatchTheirArchitecture(t *testing.T) {
 	forEachArchitecture(t, func(t *testing.T, architecture string) {
 		check := func(t *testing.T, program []byte) {
 			t.Helper()
-			f, err := elf.NewFile(bytes.NewReader(program))
-			if err != nil {
-				t.Fatal(err)
-			}
+			f := require.Value(elf.NewFile(bytes.NewReader(program)))(t)
 			if f.Machine != machines[architecture] {
 				t.Errorf("it is for %v", f.Machine)
 			}
 		}
-		loader, err := embedded.Loader(architecture)
-		if err != nil {
-			t.Fatal(err)
-		}
+		loader := require.Value(embedded.Loader(architecture))(t)
 		t.Run("loader", func(t *testing.T) { check(t, loader) })
 		for _, name := range []string{"registry", "registry-node", "probe"} {
 			t.Run(name, func(t *testing.T) {
-				layer, err := embedded.Load(name, architecture)
-				if err != nil {
-					t.Fatal(err)
-				}
-				content, err := injector.Inflate(name, layer)
-				if err != nil {
-					t.Fatal(err)
-				}
+				layer := require.Value(embedded.Load(name, architecture))(t)
+				content := require.Value(injector.Inflate(name, layer))(t)
 				if recorded, err := embedded.Inflated(name, architecture); err != nil || recorded != content {
 					t.Errorf("make payload recorded %+v (%v), the content is %+v", recorded, err, content)
 				}
-				inflated, err := gzip.NewReader(bytes.NewReader(layer))
-				if err != nil {
-					t.Fatal(err)
-				}
+				inflated := require.Value(gzip.NewReader(bytes.NewReader(layer)))(t)
 				archive := tar.NewReader(inflated)
-				if _, err := archive.Next(); err != nil {
-					t.Fatal(err)
-				}
-				program, err := io.ReadAll(archive)
-				if err != nil {
-					t.Fatal(err)
-				}
+				require.Value(archive.Next())(t)
+				program := require.Value(io.ReadAll(archive))(t)
 				check(t, program)
 			})
 		}
@@ -100,10 +81,7 @@ func TestSizes(t *testing.T) {
 	forEachArchitecture(t, func(t *testing.T, architecture string) {
 		total := 0
 		for _, name := range []string{"registry", "registry-node", "probe"} {
-			layer, err := embedded.Load(name, architecture)
-			if err != nil {
-				t.Fatal(err)
-			}
+			layer := require.Value(embedded.Load(name, architecture))(t)
 			total += len(layer)
 			if limit := 3_850_000; name == "registry-node" && len(layer) > limit {
 				t.Errorf("registry-node has %d bytes, the limit is %d", len(layer), limit)

@@ -9,6 +9,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/zarf-dev/zarf-registry/internal/payload/injector"
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 // manifestText is a valid manifest of two chunks. Each SHA-256 is a repeated hexadecimal digit.
@@ -39,10 +40,7 @@ func TestParseManifest(t *testing.T) {
 		ProgramSHA256: sum(0xbb),
 		Chunks:        []injector.Chunk{{Size: 1_000_000, SHA256: sum(0xcc)}, {Size: 10, SHA256: sum(0xdd)}},
 	}
-	got, err := injector.ParseManifest([]byte(manifestText))
-	if err != nil {
-		t.Fatal(err)
-	}
+	got := require.Value(injector.ParseManifest([]byte(manifestText)))(t)
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Error(diff)
 	}

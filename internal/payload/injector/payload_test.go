@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/zarf-dev/zarf-registry/internal/payload/injector"
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 var (
@@ -32,20 +33,12 @@ func noise(size int) []byte {
 
 func layerOf(t *testing.T, name string, program []byte) []byte {
 	t.Helper()
-	layer, err := injector.BuildLayer(name, program)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return layer
+	return require.Value(injector.BuildLayer(name, program))(t)
 }
 
 func encode(t *testing.T, program []byte) *injector.Payload {
 	t.Helper()
-	payload, err := injector.Encode(node, layerOf(t, node.Name, program), loader)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return payload
+	return require.Value(injector.Encode(node, layerOf(t, node.Name, program), loader))(t)
 }
 
 func compress(t *testing.T, data []byte) []byte {
@@ -53,23 +46,14 @@ func compress(t *testing.T, data []byte) []byte {
 	var b bytes.Buffer
 	w := gzip.NewWriter(&b)
 	_, err := w.Write(data)
-	if err := errors.Join(err, w.Close()); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, errors.Join(err, w.Close()))
 	return b.Bytes()
 }
 
 func inflate(t *testing.T, layer []byte) []byte {
 	t.Helper()
-	r, err := gzip.NewReader(bytes.NewReader(layer))
-	if err != nil {
-		t.Fatal(err)
-	}
-	data, err := io.ReadAll(r)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return data
+	r := require.Value(gzip.NewReader(bytes.NewReader(layer)))(t)
+	return require.Value(io.ReadAll(r))(t)
 }
 
 func wantError(t *testing.T, err error, want string) {
@@ -91,10 +75,7 @@ func TestBuildLayer(t *testing.T) {
 			t.Errorf("the program of %d bytes does not begin at byte 512", size)
 		}
 		r := tar.NewReader(bytes.NewReader(archive))
-		header, err := r.Next()
-		if err != nil {
-			t.Fatal(err)
-		}
+		header := require.Value(r.Next())(t)
 		if header.Name != node.Name || header.Mode != 0o555 || header.Uid != 0 || header.Gid != 0 || header.Uname != "" ||
 			header.Gname != "" ||
 			!header.ModTime.Equal(time.Unix(0, 0)) || header.Typeflag != tar.TypeReg || header.Format != tar.FormatUSTAR {
@@ -189,9 +170,7 @@ func TestPayloadOfOneChunk(t *testing.T) {
 
 func TestLargestObjectFits(t *testing.T) {
 	payload, err := injector.Encode(node, layerOf(t, node.Name, noise(1_500_000)), make([]byte, injector.MaxLoaderSize))
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	for _, object := range payload.Objects() {
 		size := 0
 		for _, value := range object.Data {
@@ -225,16 +204,10 @@ func TestEncodeRefuses(t *testing.T) {
 		w := tar.NewWriter(&b)
 		for _, header := range headers {
 			header.Size, header.ModTime = int64(len(someText)), time.Unix(0, 0)
-			if err := w.WriteHeader(header); err != nil {
-				t.Fatal(err)
-			}
-			if _, err := w.Write(someText); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, w.WriteHeader(header))
+			require.Value(w.Write(someText))(t)
 		}
-		if err := w.Close(); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, w.Close())
 		return b.Bytes()
 	}
 	if !bytes.Equal(archiveOf(&tar.Header{Name: node.Name, Mode: 0o555}), archive) {
@@ -295,16 +268,10 @@ func TestEncodeRefuses(t *testing.T) {
 
 func TestEncodeInflated(t *testing.T) {
 	layer, other := layerOf(t, node.Name, noise(3000)), layerOf(t, node.Name, noise(3001))
-	content, err := injector.Inflate(node.Name, layer)
-	if err != nil {
-		t.Fatal(err)
-	}
+	content := require.Value(injector.Inflate(node.Name, layer))(t)
 	encode := func(layer []byte, content injector.Inflated) string {
 		t.Helper()
-		payload, err := injector.EncodeInflated(node, layer, []byte("loader"), content)
-		if err != nil {
-			t.Fatal(err)
-		}
+		payload := require.Value(injector.EncodeInflated(node, layer, []byte("loader"), content))(t)
 		return string(payload.Manifest)
 	}
 	if got, want := encode(layer, content), encode(layer, injector.Inflated{}); got != want {

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/zarf-dev/zarf-registry/internal/release/nodeimages"
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 const (
@@ -97,9 +98,7 @@ func TestComplete(t *testing.T) {
 func TestRulesAreRead(t *testing.T) {
 	dir := t.TempDir()
 	write := func(key, value string) {
-		if err := os.WriteFile(filepath.Join(dir, key), []byte(value), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, os.WriteFile(filepath.Join(dir, key), []byte(value), 0o600))
 	}
 	write("references", "a:1\nb:1\n")
 	write("name", "^a$")

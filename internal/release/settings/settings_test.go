@@ -12,6 +12,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/release/nodeimages"
 	"github.com/zarf-dev/zarf-registry/internal/release/settings"
 	"github.com/zarf-dev/zarf-registry/internal/release/state"
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 func valid() settings.Settings {
@@ -41,24 +42,15 @@ func valid() settings.Settings {
 
 func TestParseReadsWhatEncodingWrites(t *testing.T) {
 	want := valid()
-	document, err := json.Marshal(want)
-	if err != nil {
-		t.Fatal(err)
-	}
-	got, err := settings.Parse(document)
-	if err != nil {
-		t.Fatal(err)
-	}
+	document := require.Value(json.Marshal(want))(t)
+	got := require.Value(settings.Parse(document))(t)
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Error(diff)
 	}
 }
 
 func TestParseRejects(t *testing.T) {
-	document, err := json.Marshal(valid())
-	if err != nil {
-		t.Fatal(err)
-	}
+	document := require.Value(json.Marshal(valid()))(t)
 	for name, c := range map[string]struct{ document, want string }{
 		"nothing":                {"", "decoding settings: EOF"},
 		"an unknown field":       {`{"colour":"red"}`, `unknown field "colour"`},

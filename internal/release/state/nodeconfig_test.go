@@ -7,6 +7,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/zarf-dev/zarf-registry/internal/release/state"
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 func TestRememberSortsAndDeduplicates(t *testing.T) {
@@ -34,18 +35,12 @@ func TestNodeConfigIsEncodedAndValidatedInEveryMode(t *testing.T) {
 		NodeConfig: &state.NodeConfig{Directories: []string{"/etc/containerd/certs.d", "/etc/rancher/k3s"}},
 		Desired: state.Settings{Mode: state.ModeExternal, Address: "registry.example.com", IPFamily: state.IPv4,
 			DecidedBy: state.SourceValue}}
-	data, err := state.Encode(s, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	data := require.Value(state.Encode(s, nil))(t)
 	if want := "\"nodeConfig\": {\n    \"directories\": [\n      \"/etc/containerd/certs.d\",\n      " +
 		"\"/etc/rancher/k3s\"\n    ]\n  }"; !strings.Contains(string(data), want) {
 		t.Errorf("encoded as %s", data)
 	}
-	got, err := state.Decode(data)
-	if err != nil {
-		t.Fatal(err)
-	}
+	got := require.Value(state.Decode(data))(t)
 	if diff := cmp.Diff(s.NodeConfig, got.NodeConfig); diff != "" {
 		t.Error(diff)
 	}

@@ -12,6 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"github.com/zarf-dev/zarf-registry/internal/release/state"
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 func settings() state.Settings {
@@ -55,14 +56,8 @@ func TestDecodeReturnsWhatWasEncoded(t *testing.T) {
 			if s.Desired == (state.Settings{}) {
 				s.Desired = settings()
 			}
-			data, err := state.Encode(s, nil)
-			if err != nil {
-				t.Fatal(err)
-			}
-			got, err := state.Decode(data)
-			if err != nil {
-				t.Fatal(err)
-			}
+			data := require.Value(state.Encode(s, nil))(t)
+			got := require.Value(state.Decode(data))(t)
 			if diff := cmp.Diff(s, got); diff != "" {
 				t.Error(diff)
 			}
@@ -114,19 +109,11 @@ func TestDecodeRejects(t *testing.T) {
 func TestUnknownFieldsAreKept(t *testing.T) {
 	later := []byte(`{"version":1,"phase":"prepared","colour":{"name":"blue"},"pushSecret":"old","desired":{"mode":"proxy",` +
 		`"address":"127.0.0.1:31999","port":31999,"ipFamily":"IPv4"},"updatedBy":"9.8.7","updatedAt":"2026-11-20T12:00:00Z"}`)
-	s, err := state.Decode(later)
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := require.Value(state.Decode(later))(t)
 	s.PushSecret, s.RenewalFailed = "", "no"
-	data, err := state.Encode(s, later)
-	if err != nil {
-		t.Fatal(err)
-	}
+	data := require.Value(state.Encode(s, later))(t)
 	var fields map[string]any
-	if err := json.Unmarshal(data, &fields); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, json.Unmarshal(data, &fields))
 	if colour, _ := fields["colour"].(map[string]any); colour["name"] != "blue" || fields["renewalFailed"] != "no" ||
 		fields["pushSecret"] != nil {
 		t.Errorf("it is %s", data)
@@ -162,10 +149,7 @@ func FuzzDecode(f *testing.F) {
 		UpdatedAt: time.Date(2026, 1, 2, 3, 4, 5, 6, time.UTC),
 	}
 	for _, s := range []state.State{{Phase: state.PhasePrepared, Desired: settings()}, full} {
-		data, err := state.Encode(s, nil)
-		if err != nil {
-			f.Fatal(err)
-		}
+		data := require.Value(state.Encode(s, nil))(f)
 		f.Add(data)
 		f.Add(bytes.Replace(data, []byte(`"version": 1`), []byte(`"version": 2`), 1))
 	}

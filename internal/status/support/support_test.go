@@ -38,6 +38,7 @@ import (
 	kubetesting "k8s.io/client-go/testing"
 
 	"github.com/zarf-dev/zarf-registry/internal/status/support"
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 var now = time.Date(2026, 11, 21, 12, 0, 0, 0, time.UTC)
@@ -151,9 +152,7 @@ func options(t *testing.T, deny ...string) support.Options {
 	for _, rel := range []*helmrelease.Release{
 		helmRelease(1, helmrelease.StatusSuperseded, nil),
 		helmRelease(2, helmrelease.StatusDeployed, values), helmRelease(3, helmrelease.StatusFailed, values)} {
-		if err := records.Create(rel); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, records.Create(rel))
 	}
 	kinds := map[schema.GroupVersionResource]string{}
 	for _, k := range [][3]string{{"cert-manager.io", "certificates", "Certificate"}, {"cert-manager.io", "issuers", "Issuer"},
@@ -201,27 +200,16 @@ func options(t *testing.T, deny ...string) support.Options {
 func write(t *testing.T, o support.Options) (map[string]string, *support.Result) {
 	t.Helper()
 	var archive bytes.Buffer
-	result, err := support.Write(t.Context(), &archive, o)
-	if err != nil {
-		t.Fatal(err)
-	}
-	compressed, err := gzip.NewReader(&archive)
-	if err != nil {
-		t.Fatal(err)
-	}
+	result := require.Value(support.Write(t.Context(), &archive, o))(t)
+	compressed := require.Value(gzip.NewReader(&archive))(t)
 	files, r := map[string]string{}, tar.NewReader(compressed)
 	for {
 		header, err := r.Next()
 		if errors.Is(err, io.EOF) {
 			return files, result
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
-		data, err := io.ReadAll(r)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
+		data := require.Value(io.ReadAll(r))(t)
 		name, ok := strings.CutPrefix(header.Name, "zarf-registry-support-20261121T120000Z/")
 		if _, twice := files[name]; !ok || twice || header.Mode != 0o644 || !header.ModTime.Equal(now) {
 			t.Errorf("header %+v", header)
@@ -430,9 +418,7 @@ func TestRecordsOfHelmThatCannotBeDecodedAreMissing(t *testing.T) {
 	}
 	for _, record := range list.Items {
 		record.Data = map[string][]byte{"release": []byte("truncated")}
-		if err := client.Tracker().Update(corev1.SchemeGroupVersion.WithResource("secrets"), &record, "zarf"); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, client.Tracker().Update(corev1.SchemeGroupVersion.WithResource("secrets"), &record, "zarf"))
 	}
 	_, result := write(t, o)
 	if !slices.Contains(result.Missing, "helm: no record of the release can be decoded") {

@@ -10,6 +10,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	rbacv1 "k8s.io/api/rbac/v1"
+
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 const account = "zarf:registry-hook"
@@ -94,10 +96,7 @@ func TestRequestsAreReadFromTheAuditLog(t *testing.T) {
 	}
 	// The last line may lack its end.
 	for _, text := range []string{log, strings.TrimSpace(log)} {
-		got, err := ReadAuditLog(strings.NewReader(text), "zarf")
-		if err != nil {
-			t.Fatal(err)
-		}
+		got := require.Value(ReadAuditLog(strings.NewReader(text), "zarf"))(t)
 		if diff := cmp.Diff(want, got); diff != "" {
 			t.Error(diff)
 		}
@@ -161,15 +160,9 @@ func TestCompare(t *testing.T) {
 func TestExceptionsNameTests(t *testing.T) {
 	files := map[string]string{}
 	for _, dir := range []string{"..", "../../../internal/hook/certs/certmanager", "../../../internal/hook"} {
-		paths, err := filepath.Glob(filepath.Join(dir, "*_test.go"))
-		if err != nil {
-			t.Fatal(err)
-		}
+		paths := require.Value(filepath.Glob(filepath.Join(dir, "*_test.go")))(t)
 		for _, path := range paths {
-			text, err := os.ReadFile(path)
-			if err != nil {
-				t.Fatal(err)
-			}
+			text := require.Value(os.ReadFile(path))(t)
 			files[path] = string(text)
 		}
 	}

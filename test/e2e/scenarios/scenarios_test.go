@@ -10,26 +10,19 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 const top = "../../.."
 
 // TestEveryScenarioIsListed compares the table with the tests of package e2e that boot a cluster.
 func TestEveryScenarioIsListed(t *testing.T) {
-	files, err := filepath.Glob("../*_test.go")
-	if err != nil {
-		t.Fatal(err)
-	}
-	own, err := Files("..")
-	if err != nil {
-		t.Fatal(err)
-	}
+	files := require.Value(filepath.Glob("../*_test.go"))(t)
+	own := require.Value(Files(".."))(t)
 	var found []string
 	for _, file := range files {
-		parsed, err := parser.ParseFile(token.NewFileSet(), file, nil, 0)
-		if err != nil {
-			t.Fatal(err)
-		}
+		parsed := require.Value(parser.ParseFile(token.NewFileSet(), file, nil, 0))(t)
 		for _, d := range parsed.Decls {
 			f, ok := d.(*ast.FuncDecl)
 			if ok && f.Recv == nil && strings.HasPrefix(f.Name.Name, "Test") && f.Name.Name != "TestMain" && boots(f) {
@@ -104,9 +97,7 @@ func TestEachPathExists(t *testing.T) {
 			files = append(files, filepath.ToSlash(name))
 			return err
 		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 	}
 	for _, s := range All {
 		for _, pattern := range s.Paths {
@@ -168,16 +159,12 @@ func TestSelect(t *testing.T) {
 // TestShards checks that shards have all scenarios together, each once, and take about the same time.
 func TestShards(t *testing.T) {
 	all, _, err := Selection{Long: true}.Select(All)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	seen := map[string]int{}
 	var minutes []float64
 	for _, shard := range []string{"1/4", "2/4", "3/4", "4/4"} {
 		part, _, err := Selection{Long: true, Shard: shard}.Select(All)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		sum := 0.0
 		for _, s := range part {
 			seen[s.Test]++
@@ -196,9 +183,7 @@ func TestShards(t *testing.T) {
 // TestCoreIsShort limits the time before a merge: two scenarios run at a time.
 func TestCoreIsShort(t *testing.T) {
 	list, _, err := Selection{Core: true}.Select(All)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	sum := 0.0
 	for _, s := range list {
 		sum += s.Minutes

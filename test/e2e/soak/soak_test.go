@@ -8,6 +8,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 func steps(seed uint64, n int) []Step {
@@ -367,10 +369,7 @@ func TestUnexpectedPorts(t *testing.T) {
 }
 
 func TestAllKindsAreDocumented(t *testing.T) {
-	page, err := os.ReadFile("../../../docs/dev/soak.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	page := require.Value(os.ReadFile("../../../docs/dev/soak.md"))(t)
 	for _, k := range Kinds {
 		row := regexp.MustCompile(`(?m)^\|` + k.Name + `\|.*\|(\d+) s\|`).FindSubmatch(page)
 		if row == nil {

@@ -9,6 +9,7 @@ import (
 	"oras.land/oras-go/v2/registry/remote/auth"
 
 	"github.com/zarf-dev/zarf-registry/internal/cli/clitest"
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 // loggedIn is what docker login writes for a host without a credential helper.
@@ -78,10 +79,7 @@ func TestCredentialsAreFoundWhereLoginsPutThem(t *testing.T) {
 			for key, value := range c.env {
 				t.Setenv(key, strings.ReplaceAll(value, "HOME", home))
 			}
-			find, err := readLogins()
-			if err != nil {
-				t.Fatal(err)
-			}
+			find := require.Value(readLogins())(t)
 			got, err := find(t.Context(), c.host)
 			if err != nil || got != c.want {
 				t.Errorf("found %+v, %v; want %+v", got, err, c.want)

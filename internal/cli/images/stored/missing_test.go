@@ -26,6 +26,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/images/graph"
 	"github.com/zarf-dev/zarf-registry/internal/images/name"
 	"github.com/zarf-dev/zarf-registry/internal/images/workloads"
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 // searchIn searches images for two platforms in a registry that has some.
@@ -52,10 +53,7 @@ func searchIn(t *testing.T) *imageSearch {
 	add("mirror/library/nginx", "1", both)
 	add("library/redis", "7-zarf-1028528839", both) // as Zarf names docker.io/library/redis:7
 	add("library/redis", "8", both)
-	platforms, err := graph.ParsePlatforms("linux/amd64,linux/arm64")
-	if err != nil {
-		t.Fatal(err)
-	}
+	platforms := require.Value(graph.ParsePlatforms("linux/amd64,linux/arm64"))(t)
 	return &imageSearch{content.Finder(), "127.0.0.1:31999", "", platforms}
 }
 
@@ -73,9 +71,7 @@ func pods(t *testing.T, refs ...string) []*workloads.Need {
 			i, container)
 	}
 	set := &workloads.Set{}
-	if _, err := set.AddManifests(strings.NewReader(manifests.String()), "pods"); err != nil {
-		t.Fatal(err)
-	}
+	require.Value(set.AddManifests(strings.NewReader(manifests.String()), "pods"))(t)
 	return set.Needs(nil)
 }
 
@@ -188,17 +184,11 @@ func TestManifestsAreRead(t *testing.T) {
 		"NOTES.txt": "notes", ".hidden.yaml": "hidden", ".git/x.yaml": "hidden", "sub/kustomization.yaml": "resources: [b.YML]",
 		"d": fmt.Sprintf(pod, "d"), "empty/README.md": "", "comment.yaml": "# comment\n",
 	} {
-		if err := os.MkdirAll(filepath.Dir(filepath.Join(dir, name)), 0o755); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(filepath.Join(dir, name), []byte(content), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, os.MkdirAll(filepath.Dir(filepath.Join(dir, name)), 0o755))
+		require.NoError(t, os.WriteFile(filepath.Join(dir, name), []byte(content), 0o600))
 	}
 	set, err := readManifests(strings.NewReader(fmt.Sprintf(pod, "stdin")), []string{dir, filepath.Join(dir, "d"), "-", "-"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	var found []string
 	for _, n := range set.Needs(nil) {
 		found = append(found, n.Path)

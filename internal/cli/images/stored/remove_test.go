@@ -23,6 +23,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/images/name"
 	"github.com/zarf-dev/zarf-registry/internal/images/workloads"
 	"github.com/zarf-dev/zarf-registry/internal/release"
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 // contents is a catalog with images that have these tags.
@@ -41,12 +42,8 @@ func TestDeleteChooses(t *testing.T) {
 	content := contents(map[string][]string{"library/nginx": {"1", "2"}, "nginx": {"own", "2"}, "team/app": {"1", "2", "latest"},
 		"zarf-registry/init-hook": {"0.1.0"}})
 	used, err := workloads.List(t.Context(), fake.NewClientset())
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := used.AddList("Pod shop/web", []string{"nginx:1"}); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
+	require.NoError(t, used.AddList("Pod shop/web", []string{"nginx:1"}))
 	app := "team/app@" + digest.FromString("team/app").String()
 	for _, c := range []struct {
 		args           string
@@ -95,10 +92,7 @@ func TestDeleteChooses(t *testing.T) {
 
 func TestRemovalIsPrinted(t *testing.T) {
 	content := contents(map[string][]string{"team/app": {"1", "2"}})
-	match, err := catalog.ParsePatterns("team/*")
-	if err != nil {
-		t.Fatal(err)
-	}
+	match := require.Value(catalog.ParsePatterns("team/*"))(t)
 	decisions := content.Decide(catalog.Rules{Match: match, Used: func(*catalog.Image) []string { return nil }})
 	doomed := catalog.ManifestsToDelete(decisions)
 	what := newRemoval(true, "127.0.0.1:31999", content, choice{decisions, []tagged{{"nginx", "1"}}}, doomed)
@@ -212,9 +206,7 @@ func TestManifestsAreDeletedInOneRequest(t *testing.T) {
 		}
 	}
 	f, r, log := &removalFlags{}, &removal{}, slog.New(slog.DiscardHandler)
-	if err := f.delete(t.Context(), server, access, want.Since, manifests, r, log); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, f.delete(t.Context(), server, access, want.Since, manifests, r, log))
 	if diff := cmp.Diff(want, sent); diff != "" {
 		t.Errorf("deleted (-want +got):\n%s", diff)
 	}

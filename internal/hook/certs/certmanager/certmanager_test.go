@@ -37,6 +37,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/release/settings"
 	"github.com/zarf-dev/zarf-registry/internal/release/state"
 	"github.com/zarf-dev/zarf-registry/test/golden"
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 // bench is a Client with a namespace in which cert-manager runs. A reactor of the fake client
@@ -133,9 +134,7 @@ func (b *bench) run(issuer state.Issuer) (time.Duration, error) {
 
 func (b *bench) mustRun(issuer state.Issuer) {
 	b.Helper()
-	if _, err := b.run(issuer); err != nil {
-		b.Fatal(err)
-	}
+	require.Value(b.run(issuer))(b)
 	for _, name := range leafNames() {
 		if b.secrets[name+names.SuffixIssued] == nil {
 			b.Errorf("Secret %s is missing", name+names.SuffixIssued)
@@ -169,9 +168,7 @@ func (b *bench) begin(call string, write bool) error {
 func (b *bench) applied(patch []byte) (c *certmanagerv1.Certificate, changed bool) {
 	b.Helper()
 	c = &certmanagerv1.Certificate{}
-	if err := json.Unmarshal(patch, c); err != nil {
-		b.Fatal(err)
-	}
+	require.NoError(b, json.Unmarshal(patch, c))
 	before, exists := b.objects["certificates/"+c.Name].(*certmanagerv1.Certificate)
 	if exists {
 		c = before.DeepCopy()
@@ -402,9 +399,7 @@ func (b *bench) issue(c *certmanagerv1.Certificate) {
 	}
 	pair, err := b.authority.Issue(pki.Leaf{CommonName: c.Spec.CommonName, DNSNames: c.Spec.DNSNames,
 		Usages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}}, time.Now())
-	if err != nil {
-		b.Fatal(err)
-	}
+	require.NoError(b, err)
 	b.write(c, pair)
 	dropCondition(c, certmanagerv1.CertificateConditionIssuing)
 	c.Status.LastFailureTime = nil
@@ -632,9 +627,7 @@ func TestAskingTwiceDoesNotMoveTheTransition(t *testing.T) {
 		b.controller = nil
 		transition := func() time.Time {
 			t.Helper()
-			if err := b.client.issueAgain(b.Context(), issued{b.certificate("zarf-registry-node"), nil}); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, b.client.issueAgain(b.Context(), issued{b.certificate("zarf-registry-node"), nil}))
 			c := b.certificate("zarf-registry-node")
 			cond := (issued{c, nil}).condition(certmanagerv1.CertificateConditionIssuing)
 			if cond == nil || cond.Status != cmmeta.ConditionTrue || cond.Reason != "ManuallyTriggered" ||
@@ -887,9 +880,7 @@ func TestACertManagerConflictWhileAskingIsTriedAgain(t *testing.T) {
 			}
 			return nil
 		}
-		if err := b.client.Renew(b.Context(), corp, leaves(year)); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, b.client.Renew(b.Context(), corp, leaves(year)))
 		for name, previous := range before {
 			if b.issuedNow()[name] == previous {
 				t.Errorf("%s was not renewed", name)
@@ -942,10 +933,7 @@ func TestPreflightOfCertManager(t *testing.T) {
 		subtest(t, name, func(t *testing.T, b *bench) {
 			c.play(b)
 			b.writes = nil
-			findings, err := b.client.Problems(b.Context(), c.issuer, leaves(year))
-			if err != nil {
-				t.Fatal(err)
-			}
+			findings := require.Value(b.client.Problems(b.Context(), c.issuer, leaves(year)))(t)
 			var text strings.Builder
 			for _, f := range findings {
 				fmt.Fprintf(&text, "%s: %s; %s\n", f.Object, f.Cause, f.Remedy)
@@ -979,10 +967,7 @@ func TestCertificatesAreAppliedOnce(t *testing.T) {
 		var text strings.Builder
 		for _, key := range slices.Sorted(maps.Keys(b.objects)) {
 			c := b.objects[key].(*certmanagerv1.Certificate)
-			data, err := yaml.Marshal(map[string]any{"labels": c.Labels, "spec": c.Spec})
-			if err != nil {
-				t.Fatal(err)
-			}
+			data := require.Value(yaml.Marshal(map[string]any{"labels": c.Labels, "spec": c.Spec}))(t)
 			fmt.Fprintf(&text, "%s\n%s", key, data)
 		}
 		golden.File(t, "testdata/objects.golden", text.String())
@@ -1085,10 +1070,7 @@ func TestObjectsOfOthersAreNeverTouched(t *testing.T) {
 				certificate) {
 				t.Errorf("wrote %v", b.writes)
 			}
-			deleted, err := b.client.Delete(b.Context())
-			if err != nil {
-				t.Fatal(err)
-			}
+			deleted := require.Value(b.client.Delete(b.Context()))(t)
 			if slices.Contains(deleted, kind+" "+name) || !slices.Contains(b.names(), resource) ||
 				!strings.Contains(b.log.String(), object) {
 				t.Errorf("%s; there is %v; log: %s", deleted, b.names(), b.log)
@@ -1153,9 +1135,7 @@ func TestCertManagerRenewsWhenAsked(t *testing.T) {
 		}
 		before := b.issuedNow()
 		writes := b.writesOf(func() {
-			if err := renew(); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, renew())
 		})
 		var want []string
 		for _, name := range leafNames() {
@@ -1232,9 +1212,7 @@ func TestRunsThatAreKilledConverge(t *testing.T) {
 			play := func(t *testing.T, kill int) (names []string, writes int) {
 				inBench(t, func(t *testing.T, b *bench) {
 					for _, before := range c.before {
-						if err := before(b); err != nil {
-							t.Fatal(err)
-						}
+						require.NoError(t, before(b))
 					}
 					b.writes, b.left = nil, kill
 					err := c.run(b)
@@ -1244,9 +1222,7 @@ func TestRunsThatAreKilledConverge(t *testing.T) {
 					writes = len(b.writes)
 					b.left, b.dead = -1, false
 					before := b.issuedNow()
-					if err := c.run(b); err != nil {
-						t.Fatal(err)
-					}
+					require.NoError(t, c.run(b))
 					if name == "renew" {
 						for secret, previous := range before {
 							if b.issuedNow()[secret] == previous {

@@ -1,0 +1,23 @@
+// Package require ends a test that cannot go on because of an error. What a test checks, it compares itself.
+package require
+
+import "testing"
+
+// NoError ends the test if err is not nil.
+func NoError(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// Value returns a function that returns value, or ends the test if err is not nil:
+//
+//	data := require.Value(os.ReadFile(name))(t)
+func Value[T any](value T, err error) func(testing.TB) T {
+	return func(t testing.TB) T {
+		t.Helper()
+		NoError(t, err)
+		return value
+	}
+}
