@@ -25,6 +25,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/images/build"
 	"github.com/zarf-dev/zarf-registry/internal/images/graph"
 	"github.com/zarf-dev/zarf-registry/internal/release/state"
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 const (
@@ -51,33 +52,13 @@ func TestFlux(t *testing.T) {
 		w.pushFresh(t)
 	})
 	must(t, "source-controller runs from the registry", f.start)
-	var first []byte
 	must(t, "source-controller serves the chart from the registry", func(t *testing.T) {
-		first = f.pushChart(t, "1.0.0")
+		chart := f.pushChart(t, "1.0.0")
 		f.logIn(t, password)
-		f.create(t, f.source)
-		f.serves(t, "1.0.0", first)
-	})
-	t.Run("source-controller needs the credential and the CA", func(t *testing.T) {
-		f.fails(t, "anonymous", "secretRef", "unauthorized")
-		f.fails(t, "untrusting", "certSecretRef", "x509: certificate signed by unknown authority")
+		f.kubectlApply(t, manifests(t, []unstructured.Unstructured{*f.source}))
+		f.serves(t, "1.0.0", chart)
 	})
 	must(t, "an upgrade with that chart continues the release", func(t *testing.T) {
-		w.restartsNothing(t, func() { f.upgrade(t, nodePortMode) })
-		w.isIn(t, state.ModeNodePort, state.SourceValue)
-	})
-	must(t, "source-controller serves the chart while the registry is away, and then reads again", func(t *testing.T) {
-		node := w.moveRegistry(t) // to nowhere: there is only one node
-		f.reportsRegistryAway(t)
-		f.holds(t, "1.0.0", first)
-		w.kubectlRun(t, "uncordon", node)
-		w.registryReady(t)
-		f.serves(t, "1.0.0", first)
-	})
-	must(t, "source-controller finds a new version of the chart, and the release is upgraded", func(t *testing.T) {
-		second := f.pushChart(t, "1.1.0")
-		f.request(t)
-		f.serves(t, "1.1.0", second)
 		w.restartsNothing(t, func() { f.upgrade(t, nodePortMode) })
 		w.isIn(t, state.ModeNodePort, state.SourceValue)
 	})
@@ -120,10 +101,7 @@ func newFlux(t *testing.T, w *world) *flux {
 // documented returns the object of a kind in an example of docs/reference/helm.md.
 func documented(t *testing.T, kind string) *unstructured.Unstructured {
 	t.Helper()
-	page, err := os.ReadFile("../../docs/reference/helm.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	page := require.Value(os.ReadFile("../../docs/reference/helm.md"))(t)
 	for _, block := range regexp.MustCompile("(?s)```yaml\n(.*?)```").FindAllSubmatch(page, -1) {
 		for document := range bytes.SplitSeq(block[1], []byte("\n---\n")) {
 			o := &unstructured.Unstructured{}
@@ -160,16 +138,11 @@ func (f *flux) prepare(t *testing.T) (password string) {
 func (f *flux) start(t *testing.T) {
 	t.Helper()
 	const name = "fluxcd/source-controller"
-	layer, err := build.FileLayer("source-controller", f.program)
-	if err != nil {
-		t.Fatal(err)
-	}
+	layer := require.Value(build.FileLayer("source-controller", f.program))(t)
 	store := &graph.Store{}
 	image, err := build.Image(store, build.Spec{Reference: "ghcr.io/" + name + ":" + fluxVersion,
 		Entrypoint: []string{"/source-controller"}}, build.Variant{Architecture: "amd64", Layers: []build.Layer{layer}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	want := f.address + "/" + name
 	if got := f.push(t, writeImages(t, store, image)); got != want+":"+fluxVersion {
 		t.Fatalf("push printed %q", got)
@@ -179,7 +152,7 @@ func (f *flux) start(t *testing.T) {
 		Data: map[string][]byte{corev1.DockerConfigJsonKey: f.pullSecret(t).Data[corev1.DockerConfigJsonKey]}}
 	_, err = f.client.CoreV1().Secrets(fluxNamespace).Create(t.Context(), pull, metav1.CreateOptions{})
 	dir := t.TempDir()
-	if err := errors.Join(err,
+	require.NoError(t, errors.Join(err,
 		os.CopyFS(filepath.Join(dir, "config"), os.DirFS(filepath.Join(filepath.Dir(f.program), "../module/config"))),
 		os.WriteFile(filepath.Join(dir, "kustomization.yaml"), []byte(`namespace: `+fluxNamespace+`
 resources: [config/crd, config/rbac, config/manager]
@@ -188,9 +161,7 @@ images:
 patches:
   - target: {kind: Deployment}
     patch: '- {op: add, path: /spec/template/spec/imagePullSecrets, value: [{name: zarf-registry-pull}]}'
-`), 0o600)); err != nil {
-		t.Fatal(err)
-	}
+`), 0o600)))
 	f.kubectlRun(t, "apply", "--server-side", "-k", dir)
 	f.kubectlRun(t, "wait", "--for=condition=Established", "--timeout=1m",
 		"crd/ocirepositories.source.toolkit.fluxcd.io")
@@ -214,38 +185,26 @@ func (f *flux) pushChart(t *testing.T, version string) []byte {
 	if got, want := f.push(t, archive), f.address+"/charts/zarf-registry:"+version; got != want {
 		t.Errorf("push printed %q, want %q", got, want)
 	}
-	chart, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return chart
+	return require.Value(os.ReadFile(file))(t)
 }
 
 // logIn creates the Secrets that the OCIRepository names, as documented.
 func (f *flux) logIn(t *testing.T, password string) {
 	t.Helper()
 	ca := filepath.Join(t.TempDir(), "ca.crt")
-	if err := os.WriteFile(ca, f.ca, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.WriteFile(ca, f.ca, 0o600))
 	f.kubectlRun(t, "-n", fluxNamespace, "create", "secret", "docker-registry", "registry-login",
 		"--docker-server="+fluxHost, "--docker-username="+fluxUser, "--docker-password="+password)
 	f.kubectlRun(t, "-n", fluxNamespace, "create", "secret", "generic", "registry-ca", "--from-file=ca.crt="+ca)
-}
-
-func (f *flux) create(t *testing.T, o *unstructured.Unstructured) {
-	t.Helper()
-	f.kubectlApply(t, manifests(t, []unstructured.Unstructured{*o}))
 }
 
 // ociRepository is what source-controller reports of an OCIRepository.
 type ociRepository struct {
 	Metadata metav1.ObjectMeta
 	Status   struct {
-		ObservedGeneration     int64
-		LastHandledReconcileAt string
-		Artifact               *fluxArtifact
-		Conditions             []metav1.Condition
+		ObservedGeneration int64
+		Artifact           *fluxArtifact
+		Conditions         []metav1.Condition
 	}
 }
 
@@ -261,16 +220,6 @@ func (f *flux) repository(t *testing.T, name string) (r ociRepository) {
 	return r
 }
 
-// request asks source-controller to reconcile the OCIRepository now, as flux reconcile does, and returns the token of
-// the request.
-func (f *flux) request(t *testing.T) (token string) {
-	t.Helper()
-	token = time.Now().Format(time.RFC3339Nano)
-	f.kubectlRun(t, "-n", fluxNamespace, "annotate", "--overwrite", "ocirepository", f.source.GetName(),
-		"reconcile.fluxcd.io/requestedAt="+token)
-	return token
-}
-
 // serves waits until source-controller has read a version of the chart from the registry and nothing is wrong. What it
 // serves must be the package.
 func (f *flux) serves(t *testing.T, version string, chart []byte) {
@@ -284,19 +233,12 @@ func (f *flux) serves(t *testing.T, version string, chart []byte) {
 		}
 		return nil
 	})
-	f.holds(t, version, chart)
-}
-
-// holds fails unless source-controller's artifact is that package of the chart.
-func (f *flux) holds(t *testing.T, version string, chart []byte) {
-	t.Helper()
 	a, got := f.artifact(t)
 	if !bytes.Equal(got, chart) {
 		t.Errorf("source-controller serves %d bytes that are not the chart, of %d bytes", len(got), len(chart))
 	}
-	if sum := fmt.Sprintf("sha256:%x", sha256.Sum256(chart)); a.Digest != sum || !strings.HasPrefix(a.Revision,
-		version+"@") {
-		t.Errorf("the artifact is %s, want version %s with digest %s", mustJSON(a), version, sum)
+	if !strings.HasPrefix(a.Revision, version+"@") {
+		t.Errorf("the artifact is %s, want version %s", mustJSON(a), version)
 	}
 }
 
@@ -320,61 +262,6 @@ func (f *flux) artifact(t *testing.T) (fluxArtifact, []byte) {
 		t.Fatalf("what was downloaded has the digest %s, not %s", sum, a.Digest)
 	}
 	return *a, data
-}
-
-// fails applies the OCIRepository under another name and without a field. It must not become ready, with a message that
-// contains those words, and has no artifact.
-func (f *flux) fails(t *testing.T, name, without, words string) {
-	t.Helper()
-	o := f.source.DeepCopy()
-	o.SetName(name)
-	unstructured.RemoveNestedField(o.Object, "spec", without)
-	f.create(t, o)
-	eventually(t, "OCIRepository "+name+" to fail", func() error {
-		r := f.repository(t, name)
-		c := meta.FindStatusCondition(r.Status.Conditions, "FetchFailed")
-		if r.Status.Artifact != nil {
-			t.Fatalf("it has the artifact %s", mustJSON(r.Status.Artifact))
-		}
-		if c == nil || c.Status != metav1.ConditionTrue || !strings.Contains(strings.ToLower(c.Message), words) {
-			return errors.New(mustJSON(r.Status))
-		}
-		t.Logf("%s: %s", c.Reason, c.Message)
-		return nil
-	})
-	f.kubectlRun(t, "-n", fluxNamespace, "delete", "ocirepository", name)
-}
-
-// reportsRegistryAway waits until no registry runs, and source-controller reports that it cannot read. kube-proxy may
-// learn later of it than the test.
-func (f *flux) reportsRegistryAway(t *testing.T) {
-	t.Helper()
-	eventually(t, "the registry to end", func() error {
-		for _, p := range f.pods(t, "registry") {
-			if p.Status.Phase == corev1.PodRunning {
-				return fmt.Errorf("pod %s runs", p.Name)
-			}
-		}
-		return nil
-	})
-	eventually(t, "source-controller to report that the registry is away", func() error {
-		token := f.request(t)
-		var r ociRepository
-		eventually(t, "source-controller to handle a request", func() error {
-			if r = f.repository(t, f.source.GetName()); r.Status.LastHandledReconcileAt != token {
-				return errors.New(mustJSON(r.Status))
-			}
-			return nil
-		})
-		ready, failed := meta.FindStatusCondition(r.Status.Conditions, "Ready"),
-			meta.FindStatusCondition(r.Status.Conditions, "FetchFailed")
-		if ready == nil || ready.Status != metav1.ConditionFalse || failed == nil ||
-			failed.Status != metav1.ConditionTrue || !strings.Contains(failed.Message, fluxHost) {
-			return errors.New(mustJSON(r.Status))
-		}
-		t.Logf("figure: %s: %s", failed.Reason, failed.Message)
-		return nil
-	})
 }
 
 // upgrade upgrades the release with the chart that source-controller serves.
@@ -411,9 +298,7 @@ func (f *flux) helmUpgrade(t *testing.T, args ...string) {
 	a, data := f.artifact(t)
 	dir, version := t.TempDir(), trackedVersion(t, a.Revision)
 	file := filepath.Join(dir, "artifact.tgz")
-	if err := os.WriteFile(file, data, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.WriteFile(file, data, 0o600))
 	run(t, "tar", "-xzf", file, "-C", dir)
 	output(t, f.command(t, f.helm, "package", filepath.Join(dir, "zarf-registry"), "--version", version, "--destination",
 		dir))
