@@ -175,6 +175,14 @@ release: images ## Build a release in dist/release: chart, programs, images, SBO
 bundle: ## Pack the bundle of a release again, with the signature of its checksums
 	go run ./tools/release -bundle-only -version $(VERSION) -output dist/release
 
+.PHONY: rehearse
+rehearse: $(TESTCLUSTER) $(HELM) ## Rehearse a release of HEAD without internet, onto a test cluster (docs/dev/release.md)
+	@hack/deps.sh build cross cluster rehearse
+	$(call TOOLS,cosign crane kubectl oras)
+	@# Downloads what the build needs.
+	GOTOOLCHAIN=$$(sed -n 's/^toolchain //p' go.mod) go mod download
+	hack/rehearse.sh
+
 ##@ Check
 .PHONY: race
 race: payload ## Unit tests with the race detector, of packages with much concurrency

@@ -1,6 +1,8 @@
 package docs
 
 import (
+	"fmt"
+	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -50,5 +52,31 @@ func TestGuideCommands(t *testing.T) {
 	found, err := filepath.Glob("guide/*.md")
 	if err != nil || len(found) != len(guide.Pages) {
 		t.Errorf("docs/guide has %d pages, and the scenario follows %d: %v", len(found), len(guide.Pages), err)
+	}
+}
+
+// TestRehearsal checks that make rehearse runs each block of the page of releases.
+func TestRehearsal(t *testing.T) {
+	script, err := os.ReadFile(filepath.Join(top, "hack/rehearse.sh"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	heading, inside, blocks := "", false, 0
+	for line := range strings.Lines(pages(t)["docs/dev/release.md"]) {
+		line = strings.TrimSpace(line)
+		language, isFence := strings.CutPrefix(line, "```")
+		if !inside && strings.HasPrefix(line, "#") {
+			heading = line
+		}
+		if isFence && !inside {
+			blocks++
+			if call := fmt.Sprintf("page dev/release.md '%s' %s", heading, language); !strings.Contains(string(script), call) {
+				t.Errorf("hack/rehearse.sh lacks %s", call)
+			}
+		}
+		inside = inside != isFence
+	}
+	if blocks < 5 {
+		t.Errorf("the page has %d blocks", blocks)
 	}
 }

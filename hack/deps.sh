@@ -9,6 +9,7 @@
 #   emulate   programs for arm64 on amd64
 #   e2e       a strict client of the core scenarios
 #   clients   container clients of the end-to-end tests
+#   rehearse  tools of hack/rehearse.sh
 #   bench     proxies that benchmarks compare
 # Fails without root or apt-get if packages are missing.
 set -euo pipefail
@@ -25,6 +26,7 @@ declare -A groups=( # command=package
   [emulate]="qemu-aarch64-static=qemu-user-static"
   [e2e]="skopeo=skopeo"
   [clients]="skopeo=skopeo dockerd=docker.io podman=podman buildah=buildah chromedriver=chromium-driver"
+  [rehearse]="git=git ip=iproute2 jq=jq ssh-keygen=openssh-client unshare=util-linux"
   [bench]="skopeo=skopeo socat=socat haproxy=haproxy nginx=nginx
     /usr/lib/nginx/modules/ngx_stream_module.so=libnginx-mod-stream"
 )

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# Pushes the images and the chart of dist/release to a registry, signs both by their digests, and attaches the images'
-# SBOMs: hack/publish.sh REGISTRY [FLAGS of cosign]. Needs cosign, helm, jq and oras. Writes dist/published with lines of
-# "digest  name", as sha256sum does, and dist/notes.md, the notes of the release.
+# Signs the checksums in dist/release, packs the bundle with the signature and signs it, pushes images and chart to a
+# registry, signs both by their digests, and attaches the images' SBOMs: hack/publish.sh REGISTRY [FLAGS of cosign].
+# Needs cosign, helm, jq and oras. Writes dist/published with lines of "digest  name", as sha256sum does, and
+# dist/notes.md, the notes of the release.
 set -euo pipefail
 cd "$(dirname "$0")/../dist/release"
 
@@ -11,7 +12,12 @@ plain=()
 [[ $registry != localhost:* ]] || plain=(--plain-http)
 chart=$(echo zarf-registry-[0-9]*.tgz)
 version=${chart#zarf-registry-} version=${version%.tgz}
+sign() { cosign sign-blob --yes "${@:2}" --bundle "$1.sigstore.json" "$1"; }
 declare -A program=([init-hook]=zarf-registry [registry]=registry [registry-node]=registry-node) # of the SBOMs
+
+sign SHA256SUMS "$@"
+make -C ../.. bundle
+sign "zarf-registry-bundle-$version.tar.gz" "$@"
 
 : >../published
 for image in init-hook registry registry-node probe; do

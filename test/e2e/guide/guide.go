@@ -1,4 +1,4 @@
-// Package guide reads the commands of documentation pages, which TestWorkstation and TestRelease in test/e2e run.
+// Package guide reads the commands of documentation pages, which TestWorkstation in test/e2e runs.
 package guide
 
 import (
