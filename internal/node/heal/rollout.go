@@ -200,6 +200,11 @@ func (c *Client) continueRollouts(ctx context.Context, served *time.Time, log fu
 				views = append(views, p.view())
 			}
 		}
+		// During an installation, many pods are not ready, and none is to be replaced: their nodes do not matter.
+		current := rollout.Current(set.view(), views)
+		if !slices.ContainsFunc(views, func(p rollout.Pod) bool { return !current(p) && !p.Deleting }) {
+			continue
+		}
 		for _, p := range views {
 			ready[p.Node] = ready[p.Node] || p.Ready && !p.Deleting // not ready on nodes that are down
 		}

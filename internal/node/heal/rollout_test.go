@@ -21,6 +21,8 @@ type proxies struct {
 	strategy   string    // the members of updateStrategy
 	registry   string    // whether the registry is ready; empty: True
 	served     time.Time // when the registry was last ready during the rollout
+	absent     int       // nodes without a pod
+	nodesRead  int
 	deleted    []string
 	bodies     []string
 }
@@ -38,7 +40,7 @@ func (p *proxies) serve(w http.ResponseWriter, r *http.Request) {
 			"annotations":{"deprecated.daemonset.template.generation":"2","zarf-registry/max-unavailable":"10%%"}},
 			"spec":{"updateStrategy":{%s}},
 			"status":{"observedGeneration":3,"desiredNumberScheduled":%d,"updatedNumberScheduled":%d}}]}`, p.strategy,
-			len(p.generation), updated)
+			len(p.generation)+p.absent, updated)
 	case r.Method == http.MethodDelete:
 		var body json.RawMessage
 		_ = json.NewDecoder(r.Body).Decode(&body)
@@ -62,6 +64,7 @@ func (p *proxies) serve(w http.ResponseWriter, r *http.Request) {
 		}
 		fmt.Fprintf(w, `{"items":[%s]}`, strings.Join(pods, ","))
 	default: // a node
+		p.nodesRead++
 		node := path[strings.LastIndexByte(path, '/')+1:]
 		if node == "gone" {
 			w.WriteHeader(http.StatusNotFound)
@@ -119,6 +122,19 @@ func TestRolloutsThatANodeHoldsUpAreContinued(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+func TestAnInstallationReadsNoNodes(t *testing.T) {
+	t.Parallel()
+	p := &proxies{generation: map[string]string{"n1": "2", "n2": "2"}, strategy: `"type":"OnDelete"`,
+		down: map[string]bool{"n1": true, "n2": true}, absent: 1}
+	client := &Client{HTTP: inMemory(t, p.serve), URL: inMemoryURL, Namespace: "zarf", Release: "zarf-registry"}
+	if err := client.continueRollouts(t.Context(), &p.served, func(string, ...any) {}); err != nil {
+		t.Fatal(err)
+	}
+	if p.nodesRead > 0 || p.served.IsZero() {
+		t.Errorf("read %d nodes; the rollout was seen at %v", p.nodesRead, p.served)
 	}
 }
 
