@@ -16,7 +16,6 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/node/heal"
 )
 
-// healFlags are the flags of heal.
 type healFlags struct {
 	cluster cmdflags.Cluster
 	dryRun  bool

@@ -42,7 +42,6 @@ type chartFlags struct {
 	resetValues   bool
 }
 
-// installFlags are the flags of install.
 type installFlags struct {
 	chartFlags
 	timeout         time.Duration
@@ -255,7 +254,6 @@ func (f *chartFlags) printPlan(w io.Writer, c *chart.Chart, plan *install.Plan) 
 	return nil
 }
 
-// printFindings writes each finding with its cause and remedy.
 func printFindings(w io.Writer, findings []preflight.Finding) {
 	for _, f := range findings {
 		fmt.Fprintf(w, "\n%-8s %s", f.Severity, f.Check)

@@ -18,7 +18,7 @@ import (
 	"helm.sh/helm/v3/pkg/chart"
 	"helm.sh/helm/v3/pkg/release"
 
-	"github.com/zarf-dev/zarf-registry/internal/api/reloadstatus"
+	"github.com/zarf-dev/zarf-registry/internal/api/loaded"
 	"github.com/zarf-dev/zarf-registry/internal/cli/clitest"
 	"github.com/zarf-dev/zarf-registry/internal/cli/cmdflags"
 	"github.com/zarf-dev/zarf-registry/internal/cli/hook"
@@ -168,10 +168,10 @@ func TestStatusIsPrintedAsATable(t *testing.T) {
 	clitest.JSON(t, render.Status, clitest.Data(t, render.Status, r))
 	r.NodeConfig = nil
 
-	use := &reloadstatus.CacheReport{Size: 10_000_000_000, Used: 1_500_000_000, Hits: 900, Misses: 100}
+	use := &loaded.Cache{Size: 10_000_000_000, Used: 1_500_000_000, Hits: 900, Misses: 100}
 	r.Caches = &status.Caches{Ready: 3, Desired: 4, Message: "ErrImagePull", Pods: []status.Cache{
 		{Pod: status.Pod{Name: "c-1", Node: "n1", Ready: true}, Use: use},
-		{Pod: status.Pod{Name: "c-2", Node: "n2", Ready: true}, Use: &reloadstatus.CacheReport{Size: 1_000_000_000, Stale: 2}},
+		{Pod: status.Pod{Name: "c-2", Node: "n2", Ready: true}, Use: &loaded.Cache{Size: 1_000_000_000, Stale: 2}},
 		{Pod: status.Pod{Name: "c-3", Node: "n3", Ready: true}},
 		{Pod: status.Pod{Name: "c-4", Message: "ErrImagePull"}},
 	}}

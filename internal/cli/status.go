@@ -19,7 +19,6 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/status/show"
 )
 
-// statusFlags are the flags of status.
 type statusFlags struct {
 	cmdflags.Cluster
 	wait    bool
@@ -114,7 +113,6 @@ func awaitHealth(ctx context.Context, wait bool, progress release.Progress, coll
 	}
 }
 
-// printStatus writes the report as text.
 func printStatus(w io.Writer, r *status.Report) error {
 	verdict := "healthy"
 	if !r.Healthy {

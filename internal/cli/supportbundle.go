@@ -35,7 +35,6 @@ const (
 	defaultBundleTimeout = 5 * time.Minute
 )
 
-// bundleFlags are the flags of support-bundle.
 type bundleFlags struct {
 	cmdflags.Cluster
 	out     string
@@ -158,7 +157,6 @@ func writeBundle(ctx context.Context, path string, options support.Options) (_ *
 	return &bundle{path, info.Size(), result}, os.Rename(file.Name(), path)
 }
 
-// printBundle writes the result as text.
 func printBundle(w io.Writer, b bundle) error {
 	size := ""
 	if b.Size > 0 {

@@ -14,7 +14,6 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/release/settings"
 )
 
-// uninstallFlags are the flags of uninstall.
 type uninstallFlags struct {
 	*hook.Flags
 	dryRun bool

@@ -1,5 +1,5 @@
 // Package cluster connects to a Kubernetes cluster and to what runs in it: the API server, ports of
-// pods, the registry over mutual TLS, and the reload status of pods. It makes no decisions about the
+// pods, the registry over mutual TLS, and what pods have loaded. It makes no decisions about the
 // release: callers say which pod, which port and which credentials.
 package cluster
 

@@ -33,7 +33,7 @@ import (
 	"k8s.io/client-go/kubernetes/scheme"
 	kubetesting "k8s.io/client-go/testing"
 
-	"github.com/zarf-dev/zarf-registry/internal/api/reloadstatus"
+	"github.com/zarf-dev/zarf-registry/internal/api/loaded"
 	"github.com/zarf-dev/zarf-registry/internal/exitcode"
 	"github.com/zarf-dev/zarf-registry/internal/hook"
 	"github.com/zarf-dev/zarf-registry/internal/hook/nodeport"
@@ -123,7 +123,7 @@ type registry struct {
 	open, deaf  bool
 	unreachable error
 	// loaded returns what a pod has loaded.
-	loaded func(*corev1.Pod) (*reloadstatus.Report, error)
+	loaded func(*corev1.Pod) (*loaded.State, error)
 	// refused is the error of a push whose credential the registry has not loaded.
 	refused func() error
 }
@@ -141,7 +141,7 @@ func (r *registry) PlainOpen(context.Context, *corev1.Pod) (bool, error) {
 	return r.open && r.unreachable == nil, r.unreachable
 }
 
-func (r *registry) Loaded(_ context.Context, pod *corev1.Pod) (*reloadstatus.Report, error) {
+func (r *registry) Loaded(_ context.Context, pod *corev1.Pod) (*loaded.State, error) {
 	return r.loaded(pod)
 }
 

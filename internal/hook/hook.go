@@ -101,7 +101,6 @@ func (h *Hook) Preflight(ctx context.Context) ([]preflight.Finding, error) {
 // ours are the modes in which the release has a registry.
 var ours = []state.Mode{state.ModeNodePort, state.ModeProxy}
 
-// run is one run of a phase.
 type run struct {
 	*nodes.Observer
 	cluster     Cluster

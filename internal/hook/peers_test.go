@@ -25,7 +25,7 @@ import (
 	"k8s.io/client-go/kubernetes/fake"
 	kubetesting "k8s.io/client-go/testing"
 
-	"github.com/zarf-dev/zarf-registry/internal/api/reloadstatus"
+	"github.com/zarf-dev/zarf-registry/internal/api/loaded"
 	"github.com/zarf-dev/zarf-registry/internal/hook"
 	"github.com/zarf-dev/zarf-registry/internal/payload/injector"
 	"github.com/zarf-dev/zarf-registry/internal/pki"
@@ -198,8 +198,8 @@ func (b *bench) loadAll() {
 	}
 }
 
-// report returns a pod's reload status.
-func (b *bench) report(pod *corev1.Pod) (*reloadstatus.Report, error) {
+// report returns what a pod has loaded.
+func (b *bench) report(pod *corev1.Pod) (*loaded.State, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.asked[pod.Name]++
@@ -229,13 +229,13 @@ func (b *bench) report(pod *corev1.Pod) (*reloadstatus.Report, error) {
 	if err != nil {
 		return nil, err
 	}
-	r := &reloadstatus.Report{Program: p.program, Certificates: reloadstatus.Certificates{Generation: p.generation,
-		Leaf: reloadstatus.Certificate{SHA256: pki.Fingerprint(chain[0])}, Problem: p.problem}}
+	r := &loaded.State{Program: p.program, Certificates: loaded.Certificates{Generation: p.generation,
+		Leaf: loaded.Certificate{SHA256: pki.Fingerprint(chain[0])}, Problem: p.problem}}
 	for _, f := range trust.Fingerprints() {
-		r.Certificates.TrustedCAs = append(r.Certificates.TrustedCAs, reloadstatus.Certificate{SHA256: f})
+		r.Certificates.TrustedCAs = append(r.Certificates.TrustedCAs, loaded.Certificate{SHA256: f})
 	}
 	if pod.Labels["app.kubernetes.io/component"] == "registry" {
-		r.Credentials = &reloadstatus.Credentials{Push: p.credentials}
+		r.Credentials = &loaded.Credentials{Push: p.credentials}
 		if s := b.get("secrets", "zarf-registry-auth"); s != nil {
 			if h := s.(*corev1.Secret).Data["pull-htpasswd"]; h != nil {
 				r.Credentials.Pull = fmt.Sprintf("%x", sha256.Sum256(h))

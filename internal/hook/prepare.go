@@ -153,7 +153,6 @@ func (p *prepare) save(ctx context.Context, next func(saved *state.State) *state
 	})
 }
 
-// next returns the state that follows the saved one.
 func (p *prepare) next(saved *state.State) *state.State {
 	decided := &p.Settings
 	s := &state.State{Phase: state.PhasePrepared, Desired: p.inspection.Desired, PortNotReserved: p.port.Unreserved}

@@ -89,7 +89,6 @@ type blobProgress struct {
 	final   bool
 }
 
-// add adds an image to the run.
 func (r *run) add(image graph.Image, nodes []ocispec.Descriptor) *imageProgress {
 	t := &imageProgress{
 		run:    r,

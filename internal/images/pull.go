@@ -75,7 +75,6 @@ func Pull(ctx context.Context, items []graph.Item, out Output, opts Options) ([]
 	return results, errors.Join(err, unfinished)
 }
 
-// imagePull is the pull of one image.
 type imagePull struct {
 	output.Image
 	progress *imageProgress

@@ -166,7 +166,6 @@ type blobLock struct {
 	repos []string
 }
 
-// imagePush is the push of one image.
 type imagePush struct {
 	graph.Item
 	*pusher

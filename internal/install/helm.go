@@ -210,7 +210,6 @@ func (r *run) markFailed(cause error) error {
 	return nil
 }
 
-// refuseForeign returns an error if a release is of another chart.
 func refuseForeign(rel *release.Release) error {
 	if name := rel.Chart.Name(); name != names.Chart {
 		return exitcode.Refuse(
@@ -260,7 +259,6 @@ func (r *run) startsJob(ctx context.Context, hook *release.Hook) bool {
 	return err != nil && !apierrors.IsNotFound(err) || err == nil && registry.Status.AvailableReplicas > 0
 }
 
-// upgrade reports whether there is a release to upgrade.
 func (r *run) upgrade() bool { return r.present != nil }
 
 // readSettings reads the settings from the rendered prepare Job; all Jobs have the same.
@@ -290,7 +288,6 @@ func (r *run) values() map[string]any {
 	return chartutil.CoalesceTables(values, runtime.DeepCopyJSON(r.present.Config))
 }
 
-// jobArguments returns the arguments of a hook Job in a release.
 func jobArguments(rel *release.Release, step string) ([]string, error) {
 	for _, h := range rel.Hooks {
 		if h.Kind != "Job" {
@@ -329,7 +326,6 @@ func secretData(manifest, name string) (map[string][]byte, error) {
 		"use the chart of the same version as this program", name)
 }
 
-// withoutSecrets returns a manifest without its Secrets.
 func withoutSecrets(manifest string) string {
 	var rest strings.Builder
 	for _, document := range documents(manifest) {

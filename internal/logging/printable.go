@@ -40,7 +40,6 @@ func PrintableWriter(w io.Writer) io.Writer { return printableWriter{w} }
 
 type printableWriter struct{ io.Writer }
 
-// Write implements [io.Writer].
 func (p printableWriter) Write(text []byte) (int, error) {
 	_, err := io.WriteString(p.Writer, Printable(string(text)))
 	return len(text), err

@@ -31,6 +31,12 @@ const MediaTypeArtifactManifest = "application/vnd.oci.artifact.manifest.v1+json
 // write it.
 const AnnotationContainerdName = "io.containerd.image.name"
 
+// Headers of registries, with the version of their API and the digest of their content.
+const (
+	HeaderAPIVersion = "Docker-Distribution-Api-Version"
+	HeaderDigest     = "Docker-Content-Digest"
+)
+
 // MaxManifestSize is the limit in bytes that registries put on a manifest or index.
 // https://github.com/opencontainers/distribution-spec/blob/v1.1.1/spec.md#pushing-manifests
 const MaxManifestSize = 4 << 20

@@ -6,7 +6,7 @@ import (
 	"net/http"
 	"time"
 
-	"github.com/zarf-dev/zarf-registry/internal/api/reloadstatus"
+	"github.com/zarf-dev/zarf-registry/internal/api/loaded"
 	"github.com/zarf-dev/zarf-registry/internal/registry/storage"
 )
 
@@ -41,14 +41,14 @@ func healthCheck(check func() error) http.Handler {
 
 func (s *Server) metricsHandler() http.Handler {
 	return getOnly(map[string]http.Handler{
-		"/metrics":        s.metrics.handler(),
-		reloadstatus.Path: reloadstatus.Handler(s.reloadReport),
+		"/metrics":  s.metrics.handler(),
+		loaded.Path: loaded.Handler(s.loaded),
 	})
 }
 
 // reloadReport describes the certificates and credentials in use, and what follows them.
-func (s *Server) reloadReport() reloadstatus.Report {
-	report := reloadstatus.Report{Credentials: s.credentials.Report(), GarbageCollection: s.collector.Report(),
+func (s *Server) loaded() loaded.State {
+	report := loaded.State{Credentials: s.credentials.Loaded(), GarbageCollection: s.collector.Loaded(),
 		Scrub: s.scrubber.Status()}
 	if err := s.health.Err(time.Now()); err != nil {
 		report.StorageError = err.Error()
@@ -59,7 +59,7 @@ func (s *Server) reloadReport() reloadstatus.Report {
 		report.Space = &usage
 	}
 	if s.certificates != nil {
-		report.Certificates = s.certificates.Report()
+		report.Certificates = s.certificates.Loaded()
 	}
 	if s.plain != nil {
 		open := s.plain.address() != nil

@@ -54,7 +54,7 @@ type Options struct {
 	ExposeAnonymousPull bool
 	// HealthListen serves /healthz and /readyz.
 	HealthListen string
-	// MetricsListen serves /metrics, and /loaded as defined by package reloadstatus.
+	// MetricsListen serves /metrics, and /loaded as defined by package loaded.
 	MetricsListen string
 
 	// Htpasswd is the file of the users who may pull and push; required. If a new version is invalid, the

@@ -97,12 +97,12 @@ func (f followed) waitClosed() {
 	}
 }
 
-// reportsOpen checks the metric and the reload status.
+// reportsOpen checks the metric and /loaded.
 func (f followed) reportsOpen(want bool) {
 	f.t.Helper()
 	f.wantMetric("zarf_registry_plain_listener_open", boolean(want))
 	if open := f.loaded().PlainListenerOpen; open == nil || *open != want {
-		f.t.Errorf("the reload status does not say that it is open: %t", want)
+		f.t.Errorf("/loaded does not say that it is open: %t", want)
 	}
 }
 

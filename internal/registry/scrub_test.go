@@ -15,7 +15,7 @@ import (
 	"github.com/opencontainers/go-digest"
 
 	"github.com/zarf-dev/zarf-registry/internal/api/gc"
-	"github.com/zarf-dev/zarf-registry/internal/api/reloadstatus"
+	"github.com/zarf-dev/zarf-registry/internal/api/loaded"
 	"github.com/zarf-dev/zarf-registry/internal/api/scrub"
 	"github.com/zarf-dev/zarf-registry/internal/registry/storage"
 )
@@ -235,7 +235,7 @@ func TestScrubRequests(t *testing.T) {
 	c.must(http.StatusConflict, "POST", scrub.Path, nil)
 	stop()
 	i.wantMetric("zarf_registry_scrub_problems", -1) // before the first
-	if got := i.loaded().Scrub; got != (*reloadstatus.Scrub)(nil) {
+	if got := i.loaded().Scrub; got != (*loaded.Scrub)(nil) {
 		t.Errorf("status %+v", got)
 	}
 }

@@ -23,7 +23,7 @@ import (
 	dto "github.com/prometheus/client_model/go"
 
 	"github.com/zarf-dev/zarf-registry/internal/api/catalog"
-	"github.com/zarf-dev/zarf-registry/internal/api/reloadstatus"
+	"github.com/zarf-dev/zarf-registry/internal/api/loaded"
 	"github.com/zarf-dev/zarf-registry/internal/net/connlimit"
 	"github.com/zarf-dev/zarf-registry/internal/pki"
 	"github.com/zarf-dev/zarf-registry/internal/registry/storage"
@@ -64,9 +64,9 @@ func (i *instance) wantMetric(name string, want float64) {
 }
 
 // loaded returns the report at /loaded.
-func (i *instance) loaded() (report reloadstatus.Report) {
+func (i *instance) loaded() (report loaded.State) {
 	i.t.Helper()
-	a := i.diagnostics("metrics").must(http.StatusOK, "GET", reloadstatus.Path, nil)
+	a := i.diagnostics("metrics").must(http.StatusOK, "GET", loaded.Path, nil)
 	if err := json.Unmarshal([]byte(a.body), &report); err != nil || a.Header.Get("Content-Type") != "application/json" {
 		i.t.Fatalf("%v, %s: %s", err, a.Header.Get("Content-Type"), a.body)
 	}
@@ -129,7 +129,7 @@ func TestReloadReport(t *testing.T) {
 		}
 		return digest.FromBytes(data).Encoded()
 	}
-	fingerprints := func(certificates []reloadstatus.Certificate) (sums []string) {
+	fingerprints := func(certificates []loaded.Certificate) (sums []string) {
 		for _, certificate := range certificates {
 			sums = append(sums, certificate.SHA256)
 		}
@@ -145,7 +145,7 @@ func TestReloadReport(t *testing.T) {
 		[]string{pki.Fingerprint(ca.Certificate())}) {
 		t.Errorf("authorities %v", got)
 	}
-	if *report.Credentials != (reloadstatus.Credentials{Push: sum(i.htpasswd), Pull: sum(i.pull)}) {
+	if *report.Credentials != (loaded.Credentials{Push: sum(i.htpasswd), Pull: sum(i.pull)}) {
 		t.Errorf("credentials %+v", report.Credentials)
 	}
 
@@ -162,7 +162,7 @@ func TestReloadReport(t *testing.T) {
 		t.Fatal(err)
 	}
 	eventually(t, "the report has the new credentials", func() bool {
-		return *i.loaded().Credentials == reloadstatus.Credentials{Push: digest.FromBytes(next).Encoded()}
+		return *i.loaded().Credentials == loaded.Credentials{Push: digest.FromBytes(next).Encoded()}
 	})
 	// The report describes the users in force, not the file.
 	writeFile(t, i.htpasswd, []byte("rubbish"))
@@ -171,7 +171,7 @@ func TestReloadReport(t *testing.T) {
 		t.Errorf("push %s", got)
 	}
 	for _, secret := range []string{"PRIVATE", "$2", pushPassword} {
-		if body := i.diagnostics("metrics").must(http.StatusOK, "GET", reloadstatus.Path, nil).body; strings.Contains(body,
+		if body := i.diagnostics("metrics").must(http.StatusOK, "GET", loaded.Path, nil).body; strings.Contains(body,
 			secret) {
 			t.Errorf("%s holds %q", body, secret)
 		}

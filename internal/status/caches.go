@@ -8,7 +8,7 @@ import (
 	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
 
-	"github.com/zarf-dev/zarf-registry/internal/api/reloadstatus"
+	"github.com/zarf-dev/zarf-registry/internal/api/loaded"
 	"github.com/zarf-dev/zarf-registry/internal/release"
 	"github.com/zarf-dev/zarf-registry/internal/release/names"
 )
@@ -26,7 +26,7 @@ type Caches struct {
 type Cache struct {
 	Pod
 	// Use is the pod's own report. It is nil if it did not respond.
-	Use *reloadstatus.CacheReport `json:"use,omitempty"`
+	Use *loaded.Cache `json:"use,omitempty"`
 }
 
 // caches reports the caches. Those that are not ready are worth a next step, although no pull fails.

@@ -12,7 +12,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/zarf-dev/zarf-registry/internal/api/reloadstatus"
+	"github.com/zarf-dev/zarf-registry/internal/api/loaded"
 	"github.com/zarf-dev/zarf-registry/internal/pki"
 	"github.com/zarf-dev/zarf-registry/internal/release/state"
 	"github.com/zarf-dev/zarf-registry/test/require"
@@ -65,10 +65,10 @@ func TestCachesReportTheirUse(t *testing.T) {
 		Spec: appsv1.DeploymentSpec{Replicas: &replicas}}, pod("cache", "n1", true), pod("cache", "n2", true), ending,
 		pod("cache", "n4", false))
 	o := c.options(t)
-	want := &reloadstatus.CacheReport{Size: 10 << 30, Used: 1 << 30, Hits: 5, Misses: 2}
-	o.Loaded = func(_ context.Context, p *corev1.Pod) (*reloadstatus.Report, error) {
+	want := &loaded.Cache{Size: 10 << 30, Used: 1 << 30, Hits: 5, Misses: 2}
+	o.Loaded = func(_ context.Context, p *corev1.Pod) (*loaded.State, error) {
 		if p.Name == "cache-n1" {
-			return &reloadstatus.Report{Cache: want}, nil
+			return &loaded.State{Cache: want}, nil
 		}
 		return nil, errors.New("no permission")
 	}

@@ -36,7 +36,7 @@ type Certificate struct {
 // SecretCertificate describes a certificate Secret in detail.
 type SecretCertificate struct {
 	Certificate
-	// Kind is the owner: authority (the CA), server, node, push, cache or client.
+	// Kind is the owner: ca, server, node, push, cache or client.
 	Kind        string    `json:"kind"`
 	CommonName  string    `json:"commonName,omitempty"`
 	Roles       []string  `json:"roles,omitempty"`
@@ -91,7 +91,6 @@ func (c *collector) leaves() []leaf {
 	return all
 }
 
-// certificates adds the certificate Secrets to the report.
 func (c *collector) certificates(ctx context.Context) error {
 	if c.external() {
 		return nil
@@ -314,7 +313,6 @@ func (c *collector) advise(h *SecretCertificate) {
 	}
 }
 
-// remedy describes how to replace the certificate.
 func (c *collector) remedy(h *SecretCertificate) string {
 	switch {
 	case h.Source == nil:
@@ -328,7 +326,6 @@ func (c *collector) remedy(h *SecretCertificate) string {
 	}
 }
 
-// source compares a certificate with the Secret it is copied from.
 func (c *collector) source(ctx context.Context, h *SecretCertificate) error {
 	s := h.Source
 	if s == nil {
@@ -386,5 +383,4 @@ func Remaining(left time.Duration) string {
 	return left.Truncate(time.Second).String()
 }
 
-// sentences joins the lines of an error.
 func sentences(err error) string { return oneLine(strings.ReplaceAll(err.Error(), "\n", "; ")) }

@@ -11,7 +11,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/zarf-dev/zarf-registry/internal/api/reloadstatus"
+	"github.com/zarf-dev/zarf-registry/internal/api/loaded"
 	"github.com/zarf-dev/zarf-registry/internal/hook/nodes"
 	"github.com/zarf-dev/zarf-registry/internal/release"
 	"github.com/zarf-dev/zarf-registry/internal/release/names"
@@ -50,7 +50,7 @@ type PodCertificates struct {
 	Secret    string `json:"secret"`
 	Ready     bool   `json:"ready"`
 	// Loaded is the response of the pod. If it is nil, Message says why.
-	Loaded *reloadstatus.Report `json:"loaded,omitempty"`
+	Loaded *loaded.State `json:"loaded,omitempty"`
 	// Current reports whether the pod uses the certificate in the Secret. TrustCurrent
 	// reports whether it trusts exactly the CAs in ca.crt.
 	Current      bool   `json:"current"`
@@ -225,8 +225,8 @@ func (c *collector) askPod(ctx context.Context, f *PodCertificates, pod *corev1.
 		return
 	}
 	trusted := make([]string, len(report.Certificates.TrustedCAs))
-	for n, authority := range report.Certificates.TrustedCAs {
-		trusted[n] = authority.SHA256
+	for n, ca := range report.Certificates.TrustedCAs {
+		trusted[n] = ca.SHA256
 	}
 	f.Current = report.Certificates.Leaf.SHA256 == held[i].SHA256
 	missing, surplus := without(held[i].TrustedCAs, trusted), without(trusted, held[i].TrustedCAs)

@@ -15,7 +15,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/zarf-dev/zarf-registry/internal/api/reloadstatus"
+	"github.com/zarf-dev/zarf-registry/internal/api/loaded"
 	"github.com/zarf-dev/zarf-registry/internal/api/space"
 	"github.com/zarf-dev/zarf-registry/internal/pki"
 	"github.com/zarf-dev/zarf-registry/internal/release/names"
@@ -26,7 +26,7 @@ import (
 )
 
 // answers are what the pods say, by name.
-type answers map[string]func() (*reloadstatus.Report, error)
+type answers map[string]func() (*loaded.State, error)
 
 // running marks the pods as running, and has each of them loaded what its Secret holds.
 func (c cluster) running(t *testing.T) answers {
@@ -47,21 +47,21 @@ func (c cluster) running(t *testing.T) answers {
 			suffix = "cache-tls"
 		}
 		report := c.report(t, suffix)
-		a[p.Name] = func() (*reloadstatus.Report, error) { return report, nil }
+		a[p.Name] = func() (*loaded.State, error) { return report, nil }
 	}
 	return a
 }
 
 // report is what a pod says that has loaded a Secret.
-func (c cluster) report(t *testing.T, suffix string) *reloadstatus.Report {
+func (c cluster) report(t *testing.T, suffix string) *loaded.State {
 	t.Helper()
 	data := c.data(suffix)
 	chain := require.Value(pki.ParseChain(data["tls.crt"]))(t)
 	bundle := require.Value(pki.ParseBundle(data["ca.crt"]))(t)
-	r := &reloadstatus.Report{Certificates: reloadstatus.Certificates{Generation: 1, LoadedAt: now,
-		Leaf: reloadstatus.Certificate{SHA256: pki.Fingerprint(chain[0])}}}
+	r := &loaded.State{Certificates: loaded.Certificates{Generation: 1, LoadedAt: now,
+		Leaf: loaded.Certificate{SHA256: pki.Fingerprint(chain[0])}}}
 	for _, f := range bundle.Fingerprints() {
-		r.Certificates.TrustedCAs = append(r.Certificates.TrustedCAs, reloadstatus.Certificate{SHA256: f})
+		r.Certificates.TrustedCAs = append(r.Certificates.TrustedCAs, loaded.Certificate{SHA256: f})
 	}
 	return r
 }
@@ -69,7 +69,7 @@ func (c cluster) report(t *testing.T, suffix string) *reloadstatus.Report {
 func (c cluster) certificates(t *testing.T, a answers, deny ...string) *status.CertificateReport {
 	t.Helper()
 	o := c.options(t, deny...)
-	o.Loaded = func(_ context.Context, pod *corev1.Pod) (*reloadstatus.Report, error) {
+	o.Loaded = func(_ context.Context, pod *corev1.Pod) (*loaded.State, error) {
 		answer := a[pod.Name]
 		if answer == nil {
 			return nil, errors.New("pod " + pod.Name + " was not to be asked")
@@ -158,34 +158,34 @@ func TestTheCertificateOfZarfsClients(t *testing.T) {
 
 func TestWhatAPodHasNotLoadedIsNamedWithWhatToDo(t *testing.T) {
 	other := newAuthority(t, "other", now, 0)
-	certificate := reloadstatus.Certificate{SHA256: pki.Fingerprint(other.Certificate())}
+	certificate := loaded.Certificate{SHA256: pki.Fingerprint(other.Certificate())}
 	golden := golden.Open(t, "loaded")
 	for name, change := range map[string]func(cluster, answers){
 		"another certificate": func(c cluster, a answers) {
 			r := c.report(t, "push-tls")
-			a["proxy-n1"] = func() (*reloadstatus.Report, error) { return r, nil }
+			a["proxy-n1"] = func() (*loaded.State, error) { return r, nil }
 		},
 		"previous trust": func(c cluster, a answers) {
 			r := c.report(t, "node-tls")
-			r.Certificates.TrustedCAs = []reloadstatus.Certificate{certificate}
-			a["proxy-n1"] = func() (*reloadstatus.Report, error) { return r, nil }
+			r.Certificates.TrustedCAs = []loaded.Certificate{certificate}
+			a["proxy-n1"] = func() (*loaded.State, error) { return r, nil }
 		},
 		"more trust than there should be": func(c cluster, a answers) {
 			r := c.report(t, "server-tls")
 			r.Certificates.TrustedCAs = append(r.Certificates.TrustedCAs, certificate)
-			a["registry-n1"] = func() (*reloadstatus.Report, error) { return r, nil }
+			a["registry-n1"] = func() (*loaded.State, error) { return r, nil }
 		},
 		"a Secret that it cannot load": func(c cluster, a answers) {
 			r := c.report(t, "node-tls")
 			r.Certificates.Problem, r.Certificates.ReloadErrors = "tls.key:\nbroken", 4
-			a["proxy-n2"] = func() (*reloadstatus.Report, error) { return r, nil }
+			a["proxy-n2"] = func() (*loaded.State, error) { return r, nil }
 		},
 		"no answer": func(_ cluster, a answers) {
-			a["proxy-n2"] = func() (*reloadstatus.Report, error) { return nil, errors.New("no answer within 5s") }
+			a["proxy-n2"] = func() (*loaded.State, error) { return nil, errors.New("no answer within 5s") }
 		},
 		"no answer of one that is not ready": func(c cluster, a answers) {
 			c["Pod proxy-n2"].(*corev1.Pod).Status.Conditions = nil
-			a["proxy-n2"] = func() (*reloadstatus.Report, error) { return nil, errors.New("connection refused") }
+			a["proxy-n2"] = func() (*loaded.State, error) { return nil, errors.New("connection refused") }
 		},
 		"a node that is not ready": func(c cluster, a answers) {
 			c.add(node("n2", false))
@@ -243,7 +243,7 @@ func TestManyPodsWithOneTroubleAreOneSentence(t *testing.T) {
 		if !strings.HasPrefix(name, "proxy-m") {
 			continue
 		}
-		a[name] = func() (*reloadstatus.Report, error) {
+		a[name] = func() (*loaded.State, error) {
 			mutex.Lock()
 			asked++
 			most = max(most, asked)
@@ -354,7 +354,7 @@ func TestAskingEndsWithItsTime(t *testing.T) {
 	c.running(t)
 	ctx, cancel := context.WithCancelCause(t.Context())
 	o := c.options(t)
-	o.Loaded = func(context.Context, *corev1.Pod) (*reloadstatus.Report, error) {
+	o.Loaded = func(context.Context, *corev1.Pod) (*loaded.State, error) {
 		cancel(errors.New("the time is over"))
 		return nil, errors.New("asking: canceled")
 	}
@@ -387,8 +387,8 @@ func TestFailingStorageIsNamed(t *testing.T) {
 	p.Status.PodIP = "10.1.0.5"
 	c.add(p)
 	o := c.options(t)
-	o.Loaded = func(_ context.Context, pod *corev1.Pod) (*reloadstatus.Report, error) {
-		return &reloadstatus.Report{StorageError: "storage: bucket images:\nNoSuchBucket"}, nil
+	o.Loaded = func(_ context.Context, pod *corev1.Pod) (*loaded.State, error) {
+		return &loaded.State{StorageError: "storage: bucket images:\nNoSuchBucket"}, nil
 	}
 	r := collect(t, o)
 	const why = "storage: bucket images: NoSuchBucket"
@@ -399,17 +399,17 @@ func TestFailingStorageIsNamed(t *testing.T) {
 }
 
 func TestWhatTheRegistryReports(t *testing.T) {
-	full := func(used int64) reloadstatus.Report {
-		return reloadstatus.Report{Space: &space.Usage{Used: used, Limit: 100_000}}
+	full := func(used int64) loaded.State {
+		return loaded.State{Space: &space.Usage{Used: used, Limit: 100_000}}
 	}
-	damaged := func(problems int, images ...string) reloadstatus.Report {
-		return reloadstatus.Report{Scrub: &reloadstatus.Scrub{FinishedAt: now, Problems: problems, Images: images}}
+	damaged := func(problems int, images ...string) loaded.State {
+		return loaded.State{Scrub: &loaded.Scrub{FinishedAt: now, Problems: problems, Images: images}}
 	}
-	collected := func(g reloadstatus.GarbageCollection) reloadstatus.Report {
-		return reloadstatus.Report{GarbageCollection: &g}
+	collected := func(g loaded.GarbageCollection) loaded.State {
+		return loaded.State{GarbageCollection: &g}
 	}
 	golden := golden.Open(t, "registry")
-	for name, answer := range map[string]reloadstatus.Report{
+	for name, answer := range map[string]loaded.State{
 		"nothing":                    {},
 		"space":                      full(84_900),
 		"little space":               full(85_000),
@@ -417,14 +417,14 @@ func TestWhatTheRegistryReports(t *testing.T) {
 		"everything is intact":       damaged(0),
 		"images are damaged":         damaged(2, "a:v1", "b:v2"),
 		"garbage is damaged":         damaged(1),
-		"garbage is being collected": collected(reloadstatus.GarbageCollection{Running: true, SucceededAt: &now}),
-		"the last collection failed": collected(reloadstatus.GarbageCollection{Problem: "disk\ngone"}),
+		"garbage is being collected": collected(loaded.GarbageCollection{Running: true, SucceededAt: &now}),
+		"the last collection failed": collected(loaded.GarbageCollection{Problem: "disk\ngone"}),
 	} {
 		if answer.GarbageCollection == nil {
-			answer.GarbageCollection = &reloadstatus.GarbageCollection{}
+			answer.GarbageCollection = &loaded.GarbageCollection{}
 		}
 		o := healthy(t, state.ModeProxy).options(t)
-		o.Loaded = func(_ context.Context, pod *corev1.Pod) (*reloadstatus.Report, error) {
+		o.Loaded = func(_ context.Context, pod *corev1.Pod) (*loaded.State, error) {
 			if pod.Name != "registry-n1" {
 				t.Errorf("%s: it asks pod %s", name, pod.Name)
 			}
@@ -432,7 +432,7 @@ func TestWhatTheRegistryReports(t *testing.T) {
 		}
 		r := collect(t, o)
 		golden.Check(t, name, told(t, state.ModeProxy, r))
-		got := reloadstatus.Report{GarbageCollection: r.Registry.GarbageCollection, Space: r.Registry.Space,
+		got := loaded.State{GarbageCollection: r.Registry.GarbageCollection, Space: r.Registry.Space,
 			Scrub: r.Registry.Scrub}
 		if !reflect.DeepEqual(got, answer) {
 			t.Errorf("%s: the report has %+v of %+v", name, r.Registry, answer)
@@ -443,8 +443,8 @@ func TestWhatTheRegistryReports(t *testing.T) {
 func TestARegistryThatDoesNotReport(t *testing.T) {
 	for _, problem := range []error{nil, errors.New("forbidden")} {
 		o := healthy(t, state.ModeProxy).options(t)
-		o.Loaded = func(context.Context, *corev1.Pod) (*reloadstatus.Report, error) {
-			return &reloadstatus.Report{}, problem
+		o.Loaded = func(context.Context, *corev1.Pod) (*loaded.State, error) {
+			return &loaded.State{}, problem
 		}
 		if r := collect(t, o); !r.Healthy || r.Registry.GarbageCollection != nil {
 			t.Errorf("%v: %+v", problem, r)
@@ -470,8 +470,8 @@ func TestLostContentIsReportedOnceImagesWerePushed(t *testing.T) {
 		o := healthy(t, state.ModeProxy).changeState(t, func(s *state.State) {
 			s.Phase, s.HookImage = test.phase, test.image
 		}).options(t)
-		o.Loaded = func(context.Context, *corev1.Pod) (*reloadstatus.Report, error) {
-			return &reloadstatus.Report{GarbageCollection: &reloadstatus.GarbageCollection{}, StorageEmpty: test.empty}, nil
+		o.Loaded = func(context.Context, *corev1.Pod) (*loaded.State, error) {
+			return &loaded.State{GarbageCollection: &loaded.GarbageCollection{}, StorageEmpty: test.empty}, nil
 		}
 		r := collect(t, o)
 		next := slices.DeleteFunc(r.Next, func(s string) bool { return strings.Contains(s, "is not verified") })

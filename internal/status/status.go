@@ -21,7 +21,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/metadata"
 
-	"github.com/zarf-dev/zarf-registry/internal/api/reloadstatus"
+	"github.com/zarf-dev/zarf-registry/internal/api/loaded"
 	"github.com/zarf-dev/zarf-registry/internal/api/space"
 	"github.com/zarf-dev/zarf-registry/internal/hook/nodes"
 	"github.com/zarf-dev/zarf-registry/internal/release"
@@ -38,7 +38,7 @@ type Options struct {
 	Metadata metadata.Interface
 	// Loaded queries a pod of the registry, a proxy or a cache for what it has loaded. Collect
 	// queries no proxies.
-	Loaded func(ctx context.Context, pod *corev1.Pod) (*reloadstatus.Report, error)
+	Loaded func(ctx context.Context, pod *corev1.Pod) (*loaded.State, error)
 	Now    func() time.Time
 }
 
@@ -139,10 +139,10 @@ type Registry struct {
 	// Claim is nil if the registry needs no volume, or if reading it is forbidden.
 	Claim *Claim `json:"claim,omitempty"`
 	// GarbageCollection is the state of garbage collection. It is nil if no pod responded.
-	GarbageCollection *reloadstatus.GarbageCollection `json:"garbageCollection,omitempty"`
+	GarbageCollection *loaded.GarbageCollection `json:"garbageCollection,omitempty"`
 	// Scrub is the result of the last complete zarf-registry images scrub. It is nil if there was none, or if no pod
 	// responded.
-	Scrub *reloadstatus.Scrub `json:"scrub,omitempty"`
+	Scrub *loaded.Scrub `json:"scrub,omitempty"`
 	// Space is how full the volume is. It is nil if no pod responded, and with S3.
 	Space *space.Usage `json:"space,omitempty"`
 }
@@ -169,7 +169,6 @@ type Pod struct {
 // ErrNotInstalled is the error of Collect and CollectCertificates without an installation.
 var ErrNotInstalled = errors.New("zarf-registry is not installed")
 
-// collector gathers a report.
 type collector struct {
 	Options
 	report           *Report
@@ -521,7 +520,7 @@ func (c *collector) collection(ctx context.Context, pods []corev1.Pod) {
 }
 
 // scrub adds a next step if stored content is missing or damaged.
-func (c *collector) scrub(report *reloadstatus.Scrub) {
+func (c *collector) scrub(report *loaded.Scrub) {
 	switch {
 	case report.Problems == 0:
 	case len(report.Images) == 0:
@@ -546,7 +545,6 @@ func (c *collector) space(usage *space.Usage) {
 	c.next("The registry's storage is %s (%s; %s): %s.", level, usage, effect, space.Remedy)
 }
 
-// pod describes a pod and, if it is not ready, why.
 func (c *collector) pod(p corev1.Pod) Pod {
 	pod := Pod{Name: p.Name, Node: p.Spec.NodeName, Ready: release.PodServes(p)}
 	if !pod.Ready {

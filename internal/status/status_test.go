@@ -23,7 +23,7 @@ import (
 	metadatafake "k8s.io/client-go/metadata/fake"
 	kubetesting "k8s.io/client-go/testing"
 
-	"github.com/zarf-dev/zarf-registry/internal/api/reloadstatus"
+	"github.com/zarf-dev/zarf-registry/internal/api/loaded"
 	"github.com/zarf-dev/zarf-registry/internal/payload/injector"
 	"github.com/zarf-dev/zarf-registry/internal/pki"
 	"github.com/zarf-dev/zarf-registry/internal/release/names"
@@ -338,7 +338,7 @@ func (c cluster) options(t *testing.T, deny ...string) status.Options {
 	return status.Options{
 		Namespace: "zarf", Release: "zarf-registry", Name: "zarf-registry",
 		Client: client, Metadata: names, Now: func() time.Time { return now },
-		Loaded: func(context.Context, *corev1.Pod) (*reloadstatus.Report, error) { return nil, errors.New("forbidden") },
+		Loaded: func(context.Context, *corev1.Pod) (*loaded.State, error) { return nil, errors.New("forbidden") },
 	}
 }
 

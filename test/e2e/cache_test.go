@@ -13,7 +13,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/zarf-dev/zarf-registry/internal/api/reloadstatus"
+	"github.com/zarf-dev/zarf-registry/internal/api/loaded"
 	"github.com/zarf-dev/zarf-registry/internal/release/state"
 )
 
@@ -163,7 +163,7 @@ func (w *world) cachesServe(t *testing.T) {
 }
 
 // use returns what status tells about a cache.
-func (w *world) use(t *testing.T, pod corev1.Pod) reloadstatus.CacheReport {
+func (w *world) use(t *testing.T, pod corev1.Pod) loaded.Cache {
 	t.Helper()
 	report, text := w.status(t)
 	if report.Caches != nil {
@@ -174,5 +174,5 @@ func (w *world) use(t *testing.T, pod corev1.Pod) reloadstatus.CacheReport {
 		}
 	}
 	t.Fatalf("status does not tell how %s is used:\n%s", pod.Name, text)
-	return reloadstatus.CacheReport{}
+	return loaded.Cache{}
 }

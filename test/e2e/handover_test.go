@@ -20,7 +20,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
-	"github.com/zarf-dev/zarf-registry/internal/api/reloadstatus"
+	"github.com/zarf-dev/zarf-registry/internal/api/loaded"
 	"github.com/zarf-dev/zarf-registry/internal/payload/injector"
 	"github.com/zarf-dev/zarf-registry/internal/release/names"
 	"github.com/zarf-dev/zarf-registry/test/require"
@@ -122,8 +122,8 @@ func (w *world) proxiesRun(t *testing.T, p *injector.Payload) {
 func (w *world) programOf(t *testing.T, pod corev1.Pod) string {
 	t.Helper()
 	address := net.JoinHostPort(pod.Status.PodIP, pod.Annotations[names.AnnotationMetricsPort])
-	page, err := w.onNode(t, pod.Spec.NodeName, w.tool, "get", "http://"+address+reloadstatus.Path)
-	var report reloadstatus.Report
+	page, err := w.onNode(t, pod.Spec.NodeName, w.tool, "get", "http://"+address+loaded.Path)
+	var report loaded.State
 	if start := strings.IndexByte(page, '{'); err == nil && start >= 0 {
 		err = json.NewDecoder(bytes.NewReader([]byte(page[start:]))).Decode(&report)
 	}

@@ -25,7 +25,7 @@ import (
 	"k8s.io/streaming/pkg/httpstream/spdy"
 
 	"github.com/zarf-dev/zarf-registry/bench/internal/program"
-	"github.com/zarf-dev/zarf-registry/internal/api/reloadstatus"
+	"github.com/zarf-dev/zarf-registry/internal/api/loaded"
 	"github.com/zarf-dev/zarf-registry/internal/payload/injector"
 	"github.com/zarf-dev/zarf-registry/internal/pki"
 	"github.com/zarf-dev/zarf-registry/internal/release/names"
@@ -52,7 +52,7 @@ type pod struct {
 	mu        sync.Mutex
 	refreshed string // the annotation
 	mounts    []*mount
-	loaded    reloadstatus.Report
+	loaded    loaded.State
 }
 
 // mount is a Secret or ConfigMap that a pod mounts. Its object is nil if it does not exist.
@@ -222,7 +222,7 @@ func (p *pod) mountable() bool {
 func (p *pod) load(ctx context.Context) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	next := reloadstatus.Report{Certificates: reloadstatus.Certificates{Generation: 1, LoadedAt: time.Now()}}
+	next := loaded.State{Certificates: loaded.Certificates{Generation: 1, LoadedAt: time.Now()}}
 	for _, m := range p.mounts {
 		switch o := m.object.(type) {
 		case *corev1.Secret:
@@ -235,7 +235,7 @@ func (p *pod) load(ctx context.Context) {
 			}
 			for _, c := range cas {
 				next.Certificates.TrustedCAs = append(next.Certificates.TrustedCAs,
-					reloadstatus.Certificate{SHA256: pki.Fingerprint(c)})
+					loaded.Certificate{SHA256: pki.Fingerprint(c)})
 			}
 		case *corev1.ConfigMap:
 			if text := o.BinaryData[injector.ManifestKey]; text != nil {

@@ -124,13 +124,11 @@ func serve(ctx context.Context, s server, source *tlsfiles.Source, log *slog.Log
 	return s.Run(ctx)
 }
 
-// registerVersion adds the flag --program-version.
 func registerVersion(flags *pflag.FlagSet, version *string) {
 	flags.StringVar(version, "program-version", "dev",
 		"`VERSION` to report in the log and in the metric build_info; if the loader started the program, its digest")
 }
 
-// registerReady adds the flag --ready-fd.
 func registerReady(flags *pflag.FlagSet, fd *int) {
 	flags.IntVar(fd, "ready-fd", 0,
 		"`FD` to write a byte to when the previous program may end, as the loader expects from a successor; 0 disables it")

@@ -25,7 +25,6 @@ Exit codes: 0 it listens, 1 it does not, and stderr says why.`,
 	return command
 }
 
-// registerReadyFile adds the flag --ready-file.
 func registerReadyFile(flags *pflag.FlagSet, file *string) {
 	flags.StringVar(file, "ready-file", "",
 		"`FILE` that \"registry-node ready\" looks at, in a directory that only this pod has; none if empty")

@@ -72,7 +72,6 @@ func noArgs(_ *cobra.Command, args []string) error {
 	return nil
 }
 
-// require marks flags as required.
 func require(command *cobra.Command, flags ...string) {
 	for _, name := range flags {
 		if err := command.MarkFlagRequired(name); err != nil {

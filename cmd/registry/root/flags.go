@@ -11,7 +11,6 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/registry"
 )
 
-// usageError is an invalid flag or argument.
 type usageError struct{ error }
 
 func noArgs(_ *cobra.Command, args []string) error {

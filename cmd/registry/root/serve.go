@@ -75,7 +75,6 @@ only: a pull from one of them verifies that path. A certificate with zarf-regist
 	return command
 }
 
-// serveFlags are the flags of serve.
 type serveFlags struct {
 	options registry.Options
 	config  string

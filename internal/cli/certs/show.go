@@ -6,7 +6,6 @@ import (
 	"io"
 	"slices"
 	"strings"
-	"text/tabwriter"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -61,7 +60,6 @@ something needs attention.`,
 	return cmd
 }
 
-// printCertificates writes the report as text.
 func printCertificates(w io.Writer, r *status.CertificateReport) error {
 	if r.External != "" {
 		fmt.Fprintf(w, "zarf-registry in namespace %s uses the external registry %s and has no certificates\n",
@@ -75,25 +73,26 @@ func printCertificates(w io.Writer, r *status.CertificateReport) error {
 	}
 	fmt.Fprintf(w, "certificates of zarf-registry in namespace %s: %s\n\n", r.Namespace, verdict)
 
-	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	t := render.NewTable(w)
 	for _, line := range pkiLines(r.PKI, r.Rotation) {
-		fmt.Fprintf(table, "%s\t%s\n", line[0], line[1])
+		t.Row(line[0], line[1])
 	}
 	for _, s := range r.Secrets {
-		fmt.Fprintf(table, "\nSecret %s\n", s.Secret) // not a cell: ends the columns above
+		fmt.Fprintf(t, "\nSecret %s\n", s.Secret) // not a cell: ends the columns above
 		for _, line := range certificateLines(s) {
 			if line[1] != "" {
-				fmt.Fprintf(table, "  %s\t%s\n", line[0], line[1])
+				t.Row("  "+line[0], line[1])
 			}
 		}
 	}
 	if len(r.Pods) > 0 {
-		fmt.Fprint(table, "\nPOD\tNODE\tLEAF\tCURRENT\tTRUST CURRENT\tGENERATION\tLOADED\tERRORS\tMESSAGE\n")
+		fmt.Fprintln(t)
+		t.Row("POD", "NODE", "LEAF", "CURRENT", "TRUST CURRENT", "GENERATION", "LOADED", "ERRORS", "MESSAGE")
 		for _, p := range r.Pods {
-			fmt.Fprintln(table, strings.Join(podCells(p), "\t"))
+			t.Row(podCells(p)...)
 		}
 	}
-	if err := table.Flush(); err != nil {
+	if err := t.Flush(); err != nil {
 		return err
 	}
 	render.Next(w, r.Next)
@@ -104,16 +103,16 @@ func printCertificates(w io.Writer, r *status.CertificateReport) error {
 func pkiLines(p *state.PKI, r *state.Rotation) [][2]string {
 	lines := [][2]string{{"mode", "not recorded yet"}}
 	if p != nil {
-		text := string(p.Mode)
-		switch {
-		case p.Mode == state.PKIExistingSecret:
-		case p.Issuer != nil:
+		text, lifetimes := string(p.Mode), "certificates "+lifetime(p.LeafLifetime)
+		if p.Issuer != nil {
 			text += fmt.Sprintf(", issuer %s %s of %s", p.Issuer.Kind, p.Issuer.Name, p.Issuer.Group)
 		}
 		lines = [][2]string{{"mode", text}}
-		if p.Mode != state.PKIExistingSecret || p.Existing != nil && p.Existing.Push == "" {
-			lines = append(lines, [2]string{"lifetimes",
-				fmt.Sprintf("certificates %s, CA %s", lifetime(p.LeafLifetime), lifetime(p.CALifetime))})
+		if p.OwnCA() {
+			lifetimes += ", CA " + lifetime(p.CALifetime)
+		}
+		if p.OwnCA() || p.Mode == state.PKICertManager {
+			lines = append(lines, [2]string{"lifetimes", lifetimes})
 		}
 	}
 	if r == nil {

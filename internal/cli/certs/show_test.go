@@ -11,7 +11,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes/fake"
 
-	"github.com/zarf-dev/zarf-registry/internal/api/reloadstatus"
+	"github.com/zarf-dev/zarf-registry/internal/api/loaded"
 	"github.com/zarf-dev/zarf-registry/internal/cli/clitest"
 	"github.com/zarf-dev/zarf-registry/internal/cli/render"
 	"github.com/zarf-dev/zarf-registry/internal/pki"
@@ -38,9 +38,9 @@ func TestCertificatesArePrintedForPeople(t *testing.T) {
 	server, node := leaf("zarf-registry-server-tls", "zarf-registry:server"),
 		leaf("zarf-registry-node-tls", "zarf-registry:node")
 	server.DNSNames, server.RenewAt = []string{"zarf-registry", "zarf-registry.zarf.svc"}, now.Add(182*24*time.Hour)
-	report := func(generation uint64) *reloadstatus.Report {
-		return &reloadstatus.Report{Certificates: reloadstatus.Certificates{Generation: generation, LoadedAt: now,
-			Leaf: reloadstatus.Certificate{SHA256: fingerprint("a")}}}
+	report := func(generation uint64) *loaded.State {
+		return &loaded.State{Certificates: loaded.Certificates{Generation: generation, LoadedAt: now,
+			Leaf: loaded.Certificate{SHA256: fingerprint("a")}}}
 	}
 	r := &status.CertificateReport{
 		Namespace: "zarf", Release: "zarf-registry", Name: "zarf-registry", Healthy: true,
@@ -66,8 +66,8 @@ func TestCertificatesArePrintedForPeople(t *testing.T) {
 		Waiting: "pod a:\nits leaf"}
 	r.Pods = append(r.Pods,
 		status.PodCertificates{Pod: "proxy-a", Node: "n2",
-			Loaded: &reloadstatus.Report{Certificates: reloadstatus.Certificates{Generation: 1, LoadedAt: now,
-				Leaf: reloadstatus.Certificate{SHA256: fingerprint("b")}, ReloadErrors: 3}}, Message: "tls.key: broken"},
+			Loaded: &loaded.State{Certificates: loaded.Certificates{Generation: 1, LoadedAt: now,
+				Leaf: loaded.Certificate{SHA256: fingerprint("b")}, ReloadErrors: 3}}, Message: "tls.key: broken"},
 		status.PodCertificates{Pod: "proxy-b", Message: "not running yet"})
 	r.Next = []string{"Do this."}
 	golden.Check(t, "unhealthy", clitest.Text(t, printCertificates, r))
@@ -83,7 +83,7 @@ func TestIssuersAreNamed(t *testing.T) {
 		LeafLifetime: state.Duration(time.Hour), CALifetime: state.Duration(90 * time.Minute),
 	}, nil)
 	clitest.Same(t, "lines", fmt.Sprint(lines),
-		"[[mode certManager, issuer ClusterIssuer corp of cert-manager.io] [lifetimes certificates 1h0m, CA 1h30m] "+
+		"[[mode certManager, issuer ClusterIssuer corp of cert-manager.io] [lifetimes certificates 1h0m] "+
 			"[rotation none in progress]]")
 	clitest.Same(t, "unknown", fmt.Sprint(pkiLines(nil, nil)), "[[mode not recorded yet] [rotation none in progress]]")
 }

@@ -21,7 +21,6 @@ type parsedValue[T any] struct {
 	parse func(string) (T, error)
 }
 
-// Set implements [pflag.Value].
 func (v *parsedValue[T]) Set(text string) error {
 	value, err := v.parse(text)
 	if err == nil {
@@ -30,10 +29,8 @@ func (v *parsedValue[T]) Set(text string) error {
 	return err
 }
 
-// String implements [pflag.Value].
 func (v *parsedValue[T]) String() string { return v.text }
 
-// Type implements [pflag.Value].
 func (v *parsedValue[T]) Type() string { return v.kind }
 
 // AddNumber adds a flag that accepts an integer from minimum to maximum.
@@ -97,7 +94,6 @@ var sizeUnits = map[string]float64{
 
 var errSize = errors.New("want a size such as 20GB, 1.5TB or 500MiB")
 
-// parseSize parses a size in bytes.
 func parseSize(text string) (int64, error) {
 	end := strings.IndexFunc(text, func(r rune) bool { return (r < '0' || r > '9') && r != '.' })
 	if end < 0 {

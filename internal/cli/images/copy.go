@@ -12,7 +12,6 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/images"
 )
 
-// copyFlags are the flags of images copy.
 type copyFlags struct {
 	imageFlags
 	destinationFlags

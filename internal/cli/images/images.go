@@ -213,7 +213,6 @@ func (f *imageFlags) begin(cmd *cobra.Command, host string, plain func(host stri
 // recorded logs each line as a message.
 type recorded struct{ log *slog.Logger }
 
-// Write implements [io.Writer].
 func (r recorded) Write(lines []byte) (int, error) {
 	for line := range strings.Lines(string(lines)) {
 		r.log.Info(strings.TrimSpace(line))

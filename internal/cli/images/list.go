@@ -26,7 +26,6 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/images/source"
 )
 
-// listFlags are the flags of images list.
 type listFlags struct {
 	imageFlags
 	from   string

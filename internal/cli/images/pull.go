@@ -18,7 +18,6 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/images/output"
 )
 
-// pullFlags are the flags of images pull.
 type pullFlags struct {
 	imageFlags
 	out  string

@@ -65,7 +65,6 @@ func (f *destinationFlags) check(flags *pflag.FlagSet, login *registries.Flags) 
 	return nil
 }
 
-// pushFlags are the flags of images push.
 type pushFlags struct {
 	imageFlags
 	destinationFlags
@@ -309,7 +308,6 @@ func (r *imageRun) destination(ctx context.Context, host, to string) (*remote.Re
 	return registry, c.Address, nil
 }
 
-// options returns the options of a transfer whose progress the meter shows.
 func (r *imageRun) options() images.Options {
 	return images.Options{
 		Concurrency: r.concurrency, FailFast: r.failFast, Progress: r.meter.Update, Done: r.meter.Done,

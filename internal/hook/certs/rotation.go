@@ -215,7 +215,6 @@ func (r *Rotation) decide(ctx context.Context, s *snapshot, end time.Time) (pki.
 	return pki.Next(s.position), nil
 }
 
-// take takes a step.
 func (r *Rotation) take(ctx context.Context, s *snapshot, next pki.Step) (outcome, []string, error) {
 	switch next.Action {
 	case pki.Done:

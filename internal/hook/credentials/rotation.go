@@ -12,7 +12,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
-	"github.com/zarf-dev/zarf-registry/internal/api/reloadstatus"
+	"github.com/zarf-dev/zarf-registry/internal/api/loaded"
 	"github.com/zarf-dev/zarf-registry/internal/exitcode"
 	"github.com/zarf-dev/zarf-registry/internal/hook/nodes"
 	"github.com/zarf-dev/zarf-registry/internal/hook/reload"
@@ -207,16 +207,16 @@ func (m *Manager) late(
 			late[pod.Name] = err.Error()
 		case report.Credentials == nil:
 			late[pod.Name] = "it does not report its credentials"
-		case loaded(report.Credentials, credential) != want:
+		case digestOf(report.Credentials, credential) != want:
 			late[pod.Name] = "it has loaded another one"
 		}
 	}
 	return ready, late, nil
 }
 
-func loaded(report *reloadstatus.Credentials, credential Credential) string {
+func digestOf(loaded *loaded.Credentials, credential Credential) string {
 	if credential == Pull {
-		return report.Pull
+		return loaded.Pull
 	}
-	return report.Push
+	return loaded.Push
 }

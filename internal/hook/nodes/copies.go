@@ -124,7 +124,6 @@ func (c *CACopies) replace(ctx context.Context, pod *corev1.Pod) string {
 	return ""
 }
 
-// mountsSecret reports whether a pod mounts a Secret.
 func mountsSecret(spec corev1.PodSpec, name string) bool {
 	return slices.ContainsFunc(spec.Volumes, func(v corev1.Volume) bool {
 		if v.Secret != nil && v.Secret.SecretName == name {

@@ -88,7 +88,6 @@ func progressOf(sets []appsv1.DaemonSet, pods []corev1.Pod, ready map[string]boo
 	return r
 }
 
-// judge judges a node by the pods of a DaemonSet there.
 func judge(node string, pods []corev1.Pod, ready map[string]bool, current func(rollout.Pod) bool,
 	finished func(corev1.Pod) bool) nodeState {
 	if isReady, exists := ready[node]; exists && !isReady {
@@ -319,7 +318,6 @@ func viewPod(p corev1.Pod) rollout.Pod {
 		Failing: !release.PodReady(p) && PodComplaint(p) != ""}
 }
 
-// ownerOf returns the name of a pod's DaemonSet.
 func ownerOf(pod corev1.Pod) string {
 	for _, owner := range pod.OwnerReferences {
 		if owner.Kind == "DaemonSet" {

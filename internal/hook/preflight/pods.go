@@ -100,7 +100,6 @@ func (i *Inspection) changed(asked, answer *corev1.Pod) []Finding {
 	return findings
 }
 
-// tryPod creates a pod with a dry run.
 func (i *Inspection) tryPod(ctx context.Context, pod *corev1.Pod) (*corev1.Pod, error) {
 	for begin := time.Now(); ; {
 		var answer *corev1.Pod

@@ -61,7 +61,6 @@ func (i *Inspection) lookAtStorage(ctx context.Context) ([]Finding, error) {
 	return append(findings, found...), err
 }
 
-// storageFinding returns a finding about a claim.
 func (i *Inspection) storageFinding(severity Severity, claim, remedy, cause string, args ...any) Finding {
 	return Finding{Check: checkStorage, Severity: severity, Object: i.Object("PersistentVolumeClaim", claim),
 		Cause: fmt.Sprintf(cause, args...), Remedy: remedy}

@@ -25,7 +25,6 @@ type Result struct {
 	Message, Remedy string
 }
 
-// oneLine joins the lines of a message.
 func oneLine(message string) string { return strings.Join(strings.Fields(message), " ") }
 
 // reason returns the message with the remedy.

@@ -15,7 +15,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
-	"github.com/zarf-dev/zarf-registry/internal/api/reloadstatus"
+	"github.com/zarf-dev/zarf-registry/internal/api/loaded"
 	"github.com/zarf-dev/zarf-registry/internal/release"
 	"github.com/zarf-dev/zarf-registry/internal/release/names"
 )
@@ -56,7 +56,7 @@ type Cluster interface {
 // Registry asks the registry pods and the proxy pods.
 type Registry interface {
 	// Loaded returns the certificates and credentials that a registry pod or a proxy pod has loaded.
-	Loaded(ctx context.Context, pod *corev1.Pod) (*reloadstatus.Report, error)
+	Loaded(ctx context.Context, pod *corev1.Pod) (*loaded.State, error)
 }
 
 // Pods asks and refreshes the pods of one release.
@@ -70,7 +70,7 @@ type Pods struct {
 }
 
 // Loaded asks a pod what it has loaded.
-func (p *Pods) Loaded(ctx context.Context, pod *corev1.Pod) (*reloadstatus.Report, error) {
+func (p *Pods) Loaded(ctx context.Context, pod *corev1.Pod) (*loaded.State, error) {
 	ctx, cancel := context.WithTimeout(ctx, queryTimeout)
 	defer cancel()
 	report, err := p.Registry.Loaded(ctx, pod)

@@ -79,6 +79,16 @@ func ShortError(missing int64) error {
 	return &Error{fmt.Errorf("ends %d bytes early: %w", missing, io.ErrUnexpectedEOF)}
 }
 
+// Skip moves r, which is at its beginning, to offset.
+func Skip(r io.Reader, offset int64) error {
+	if seeker, ok := r.(io.Seeker); ok {
+		_, err := seeker.Seek(offset, io.SeekStart)
+		return err
+	}
+	_, err := io.CopyN(io.Discard, r, offset)
+	return err
+}
+
 // WithContext returns a reader that fails when ctx ends.
 func WithContext(ctx context.Context, r io.Reader) io.Reader { return contextReader{ctx, r} }
 
@@ -87,7 +97,6 @@ type contextReader struct {
 	io.Reader
 }
 
-// Read implements [io.Reader].
 func (c contextReader) Read(p []byte) (int, error) {
 	if err := c.ctx.Err(); err != nil {
 		return 0, err
@@ -110,7 +119,6 @@ type verifier struct {
 	done bool
 }
 
-// Read implements [io.Reader].
 func (v *verifier) Read(p []byte) (int, error) {
 	if v.done {
 		return 0, io.EOF

@@ -164,7 +164,6 @@ func (s *Store) path(d digest.Digest) string {
 	return filepath.Join(s.dir, oci.BlobPath(d))
 }
 
-// ignore returns err unless it is the one to ignore.
 func ignore(err, target error) error {
 	if errors.Is(err, target) {
 		return nil
@@ -172,7 +171,6 @@ func ignore(err, target error) error {
 	return err
 }
 
-// validate checks a descriptor's digest and size.
 func validate(desc ocispec.Descriptor) error {
 	if err := oci.CheckDigest(desc.Digest); err != nil {
 		return fmt.Errorf("digest %q: %w", desc.Digest, blob.NewError(err))
@@ -183,7 +181,6 @@ func validate(desc ocispec.Descriptor) error {
 	return nil
 }
 
-// wrapDiskFull adds a remedy to errors about a full disk.
 func (s *Store) wrapDiskFull(err error) error {
 	if IsDiskFull(err) {
 		return fmt.Errorf("the disk of %s is full: make room there, or choose another directory: %w", s.dir, err)

@@ -145,7 +145,6 @@ func (s *Store) locked(do func(dir *os.File) error) error {
 	return do(dir)
 }
 
-// partialName returns the file name of a digest's partial download.
 func partialName(d digest.Digest) string { return strings.Replace(d.String(), ":", "-", 1) }
 
 // digestOf returns the digest of a partial download's name. It may be invalid.

@@ -57,7 +57,6 @@ func (s *Store) create(dir *os.File) error {
 	return errors.Join(s.replaceFile(ocispec.ImageIndexFile, emptyIndex()), dir.Sync())
 }
 
-// checkLayout reads oci-layout.
 func (s *Store) checkLayout() error {
 	raw, err := s.readFile(ocispec.ImageLayoutFile)
 	if err != nil {

@@ -37,7 +37,6 @@ type Pruned struct {
 	RemainingBytes int64 `json:"remainingBytes"` // of blobs and partial downloads that stay
 }
 
-// file is a blob or a partial download.
 type file struct {
 	path    string
 	digest  digest.Digest

@@ -68,15 +68,10 @@ func (l *Layout) Blob(ctx context.Context, from graph.Content, desc ocispec.Desc
 // openAt opens a blob at an offset.
 func openAt(b blob.Blob, offset int64) (io.ReadCloser, error) {
 	rc, err := b.Open()
-	if err != nil || offset == 0 {
-		return rc, err
-	}
-	if seeker, ok := rc.(io.Seeker); ok {
-		_, err = seeker.Seek(offset, io.SeekStart)
-	} else {
-		_, err = io.CopyN(io.Discard, rc, offset)
-	}
 	if err != nil {
+		return nil, err
+	}
+	if err := blob.Skip(rc, offset); err != nil {
 		rc.Close()
 		return nil, err
 	}

@@ -30,7 +30,7 @@ type body struct {
 func (u *upload) newBody(offset int64, timer *idleTimer) (*body, error) {
 	src, err := u.open()
 	if err == nil {
-		if err = skip(src, offset); err == nil {
+		if err = blob.Skip(src, offset); err == nil {
 			return &body{upload: u, src: src, timer: timer, pos: offset}, nil
 		}
 		src.Close()
@@ -39,17 +39,6 @@ func (u *upload) newBody(offset int64, timer *idleTimer) (*body, error) {
 	return nil, u.contentErr
 }
 
-// skip moves src to offset.
-func skip(src io.Reader, offset int64) error {
-	if seeker, ok := src.(io.Seeker); ok {
-		_, err := seeker.Seek(offset, io.SeekStart)
-		return err
-	}
-	_, err := io.CopyN(io.Discard, src, offset)
-	return err
-}
-
-// Read implements [io.Reader].
 func (b *body) Read(p []byte) (int, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -135,7 +124,6 @@ func (b *body) release() {
 	}
 }
 
-// asContentError returns err as a [blob.Error].
 func asContentError(err error) error {
 	var content *blob.Error
 	if errors.As(err, &content) {

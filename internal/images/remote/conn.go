@@ -21,7 +21,6 @@ func NewRate(bytesPerSecond int64) *Rate {
 	return &Rate{rate.NewLimiter(rate.Limit(bytesPerSecond), burst), rate.NewLimiter(rate.Limit(bytesPerSecond), burst)}
 }
 
-// dialWithGrace returns a dialer whose connections are of type conn.
 func dialWithGrace(dial dialFunc, rate *Rate) dialFunc {
 	return func(ctx context.Context, network, address string) (net.Conn, error) {
 		c, err := dial(ctx, network, address)
@@ -44,7 +43,6 @@ type conn struct {
 	closed chan struct{}
 }
 
-// Read implements [io.Reader].
 func (c *conn) Read(p []byte) (int, error) {
 	if c.rate == nil {
 		return c.Conn.Read(p)
@@ -64,7 +62,6 @@ func (c *conn) wait(limit *rate.Limiter, n int) {
 	}
 }
 
-// Write implements [io.Writer].
 func (c *conn) Write(p []byte) (n int, err error) {
 	if c.rate == nil {
 		return c.write(p)
@@ -92,7 +89,6 @@ func (c *conn) write(p []byte) (int, error) {
 	return n, err
 }
 
-// Close implements [io.Closer].
 func (c *conn) Close() error {
 	c.once.Do(func() { close(c.closed) })
 	return c.Conn.Close()

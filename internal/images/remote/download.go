@@ -42,7 +42,6 @@ type download struct {
 	err      error
 }
 
-// Read implements [io.Reader].
 func (d *download) Read(p []byte) (int, error) {
 	for d.err == nil {
 		left := d.desc.Size - d.pos
@@ -82,7 +81,6 @@ func (d *download) Read(p []byte) (int, error) {
 	return 0, d.err
 }
 
-// Seek implements [io.Seeker].
 func (d *download) Seek(offset int64, whence int) (int64, error) {
 	switch whence {
 	case io.SeekCurrent:
@@ -157,7 +155,6 @@ func (d *download) open() error {
 	return nil
 }
 
-// Close implements [io.Closer].
 func (d *download) Close() error {
 	d.close()
 	d.err = fs.ErrClosed

@@ -99,7 +99,7 @@ func TestInvalidResponses(t *testing.T) {
 		return func(w http.ResponseWriter, r *http.Request) {
 			w.Header().Set("Content-Type", ocispec.MediaTypeImageIndex)
 			if header != "" {
-				w.Header().Set(digestHeader, header)
+				w.Header().Set(oci.HeaderDigest, header)
 			}
 			w.Header().Set("Content-Length", strconv.Itoa(len(body)))
 			w.Write(body)
@@ -164,7 +164,7 @@ func TestInvalidResponses(t *testing.T) {
 			return err
 		}, "bytes where its descriptor says 1"},
 		"a manifest taken as another one": {func(w http.ResponseWriter, r *http.Request) {
-			w.Header().Set(digestHeader, other.String())
+			w.Header().Set(oci.HeaderDigest, other.String())
 			w.WriteHeader(http.StatusCreated)
 		}, func(ctx context.Context, repo *Repository) error {
 			return repo.PushManifest(ctx, ocispec.Descriptor{MediaType: ocispec.MediaTypeImageIndex, Digest: d,

@@ -24,23 +24,19 @@ type wrappedError struct {
 	err  error
 }
 
-// Error implements error.
 func (e *wrappedError) Error() string { return e.text }
 
-// Unwrap returns the cause.
 func (e *wrappedError) Unwrap() error { return e.err }
 
 // notFoundError is an [errdef.ErrNotFound] with the registry's response.
 type notFoundError struct{ error }
 
-// Unwrap returns both.
 func (e *notFoundError) Unwrap() []error { return []error{errdef.ErrNotFound, e.error} }
 
 // protocolError is a response that is wrong and will be wrong again, so the request is not retried. Its text follows
 // the registry's name.
 type protocolError struct{ text string }
 
-// Error implements error.
 func (e *protocolError) Error() string { return e.text }
 
 func protocolErrorf(format string, args ...any) error {
@@ -52,13 +48,11 @@ func blobSizeError(size int64, desc ocispec.Descriptor) error {
 	return protocolErrorf("says that the blob has %d bytes where its descriptor says %d", size, desc.Size)
 }
 
-// responseError is a response with an error status.
 type responseError struct {
 	*errcode.ErrorResponse
 	retryAfter time.Duration
 }
 
-// Unwrap returns the registry's errors.
 func (r *responseError) Unwrap() error { return r.ErrorResponse }
 
 // maxErrorBody limits how much is read of an error response, in bytes.

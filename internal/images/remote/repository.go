@@ -156,7 +156,7 @@ func (r *Repository) putManifest(ctx context.Context, desc ocispec.Descriptor, r
 // checkStored checks under which digest the registry says that it has stored a manifest or blob.
 func (r *Repository) checkStored(ctx context.Context, resp *http.Response, desc ocispec.Descriptor) error {
 	got, err := expectedDigest(resp, desc.Digest.String())
-	header := resp.Header.Get(digestHeader)
+	header := resp.Header.Get(oci.HeaderDigest)
 	if err != nil || header == "" || header == got.String() {
 		return err
 	}
@@ -240,8 +240,6 @@ func (r *Repository) newRequest(ctx context.Context, method, path string, body i
 	return http.NewRequestWithContext(ctx, method, scheme+"://"+r.registry.Host()+"/v2/"+r.name+"/"+path, body)
 }
 
-const digestHeader = "Docker-Content-Digest"
-
 // expectedDigest returns the digest that ref asks for or, if ref is a tag, the one in the response. It is empty if
 // neither has one.
 func expectedDigest(resp *http.Response, ref string) (digest.Digest, error) {
@@ -249,7 +247,7 @@ func expectedDigest(resp *http.Response, ref string) (digest.Digest, error) {
 	if err != nil {
 		asked = "" // a tag
 	}
-	header := resp.Header.Get(digestHeader)
+	header := resp.Header.Get(oci.HeaderDigest)
 	if header == "" {
 		return asked, nil
 	}

@@ -61,7 +61,6 @@ func (p *retryPolicy) backOff(ctx context.Context, attempt int, resp *http.Respo
 	return p.sleep(ctx, delay) == nil
 }
 
-// sleep waits for delay or until ctx ends.
 func sleep(ctx context.Context, delay time.Duration) error {
 	timer := time.NewTimer(delay)
 	defer timer.Stop()

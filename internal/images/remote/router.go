@@ -77,7 +77,6 @@ func (h *hostRouter) closeIdle() {
 	h.others.CloseIdleConnections()
 }
 
-// RoundTrip implements [http.RoundTripper].
 func (h *hostRouter) RoundTrip(req *http.Request) (*http.Response, error) {
 	if sameHost(req.URL, h.host) {
 		if token := h.servers.request(req); token != nil {

@@ -19,6 +19,7 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
 	"github.com/zarf-dev/zarf-registry/internal/images/blob"
+	"github.com/zarf-dev/zarf-registry/internal/oci"
 	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
@@ -57,7 +58,7 @@ func (a *anyDigest) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case kind == "blobs" && r.Method == http.MethodPut:
 		d := digest.Digest(query.Get("digest"))
 		a.blobs[d] = body
-		w.Header().Set(digestHeader, d.String())
+		w.Header().Set(oci.HeaderDigest, d.String())
 		w.WriteHeader(http.StatusCreated)
 	case kind == "blobs":
 		a.serve(w, r, digest.Digest(name), "application/octet-stream")
@@ -83,7 +84,7 @@ func (a *anyDigest) serve(w http.ResponseWriter, r *http.Request, d digest.Diges
 		return
 	}
 	w.Header().Set("Content-Type", mediaType)
-	w.Header().Set(digestHeader, d.String())
+	w.Header().Set(oci.HeaderDigest, d.String())
 	if a.breakAt > 0 && r.Method == http.MethodGet {
 		w.Header().Set("Content-Length", strconv.Itoa(len(content)))
 		w.Write(content[:a.breakAt])
@@ -110,7 +111,7 @@ func (a *anyDigest) putManifest(w http.ResponseWriter, name string, tags []strin
 	if subject := subjectOf(raw); subject != "" && a.api {
 		w.Header().Set(subjectHeader, subject.String())
 	}
-	w.Header().Set(digestHeader, d.String())
+	w.Header().Set(oci.HeaderDigest, d.String())
 	w.WriteHeader(http.StatusCreated)
 }
 

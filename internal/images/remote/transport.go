@@ -41,7 +41,6 @@ func transferOf(req *http.Request) transfer {
 	return t
 }
 
-// RoundTrip implements [http.RoundTripper].
 func (t *retryTransport) RoundTrip(req *http.Request) (*http.Response, error) {
 	if _, ok := req.Body.(*body); ok {
 		return t.base.RoundTrip(req)
@@ -152,7 +151,6 @@ type timedBody struct {
 	timer *idleTimer
 }
 
-// Read implements [io.Reader].
 func (b *timedBody) Read(p []byte) (int, error) {
 	b.timer.reset()
 	n, err := b.ReadCloser.Read(p)
@@ -160,7 +158,6 @@ func (b *timedBody) Read(p []byte) (int, error) {
 	return n, b.timer.cause(err)
 }
 
-// Close implements [io.Closer].
 func (b *timedBody) Close() error {
 	defer b.timer.stop()
 	return b.ReadCloser.Close()

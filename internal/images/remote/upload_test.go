@@ -22,6 +22,7 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
 	"github.com/zarf-dev/zarf-registry/internal/images/blob"
+	"github.com/zarf-dev/zarf-registry/internal/oci"
 	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
@@ -266,7 +267,7 @@ func TestUploadThatCannotSucceed(t *testing.T) {
 			func(w http.ResponseWriter, r *http.Request) bool {
 				if r.Method == http.MethodPut {
 					io.Copy(io.Discard, r.Body)
-					w.Header().Set(digestHeader, string(digest.FromString("else")))
+					w.Header().Set(oci.HeaderDigest, string(digest.FromString("else")))
 					w.WriteHeader(http.StatusCreated)
 				}
 				return r.Method == http.MethodPut

@@ -154,7 +154,6 @@ func decompress(head []byte, r io.Reader) (z io.Reader, format string, err error
 	return z, format, err
 }
 
-// index records the position of each file.
 func (a *archive) index(ctx context.Context) error {
 	whole := io.NewSectionReader(a.content, 0, a.size)
 	tr := tar.NewReader(whole)

@@ -59,7 +59,6 @@ func (o ResolveOptions) inEngine(ctx context.Context, refs []string, at []int, f
 
 var errNotSent = errors.New("the Docker engine did not send it")
 
-// fromEngine finds an image by name in what the Docker engine saved.
 func (o ResolveOptions) fromEngine(ctx context.Context, source *Source, ref string) ([]graph.Item, error) {
 	named, err := name.Named(ref)
 	if err != nil {

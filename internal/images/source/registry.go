@@ -101,7 +101,6 @@ func (r *repository) download(ctx context.Context, desc ocispec.Descriptor,
 	})
 }
 
-// open opens content in the repository.
 func (r *repository) open(ctx context.Context, desc ocispec.Descriptor, received func(offset, n int64)) (
 	io.ReadSeekCloser, error) {
 	if !oci.IsManifestOrIndex(desc.MediaType) {

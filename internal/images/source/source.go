@@ -48,7 +48,6 @@ func (s *Source) Fetch(_ context.Context, desc ocispec.Descriptor) (io.ReadClose
 	return b.Fetch(desc)
 }
 
-// has reports whether the source has the content.
 func (s *Source) has(d digest.Digest) (bool, error) {
 	_, err := s.blob(d)
 	if errors.Is(err, errdef.ErrNotFound) {
@@ -71,7 +70,6 @@ func (s *Source) blob(d digest.Digest) (blob.Blob, error) {
 	return b, err
 }
 
-// missingError is about content that a source lacks.
 type missingError struct{}
 
 func (missingError) Error() string { return "is missing from the source" }
@@ -157,7 +155,6 @@ func names(list []graph.Image) string {
 	return strings.Join(quoted, ", ")
 }
 
-// read reads a metadata file of the source.
 func (s *Source) read(name string) ([]byte, error) {
 	b, err := s.files.file(name)
 	if err != nil {
@@ -170,7 +167,6 @@ func (s *Source) read(name string) ([]byte, error) {
 	return raw, nil
 }
 
-// readJSON reads a metadata file of the source.
 func (s *Source) readJSON(name string, into any) error {
 	raw, err := s.read(name)
 	if err != nil {

@@ -29,7 +29,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/zarf-dev/zarf-registry/internal/api/reloadstatus"
+	"github.com/zarf-dev/zarf-registry/internal/api/loaded"
 	"github.com/zarf-dev/zarf-registry/internal/net/mounted"
 	"github.com/zarf-dev/zarf-registry/internal/pki"
 )
@@ -175,10 +175,10 @@ func (s *Source) Run(ctx context.Context) {
 	}
 }
 
-// Report describes the generation in use and, if the last load failed, the reason.
-func (s *Source) Report() reloadstatus.Certificates {
+// Loaded describes the generation in use and, if the last load failed, the reason.
+func (s *Source) Loaded() loaded.Certificates {
 	m := s.Current()
-	report := reloadstatus.Certificates{
+	report := loaded.Certificates{
 		Generation:   m.Generation,
 		LoadedAt:     m.LoadedAt,
 		Leaf:         describe(m.Leaf),
@@ -193,8 +193,8 @@ func (s *Source) Report() reloadstatus.Certificates {
 	return report
 }
 
-func describe(certificate *x509.Certificate) reloadstatus.Certificate {
-	return reloadstatus.Certificate{
+func describe(certificate *x509.Certificate) loaded.Certificate {
+	return loaded.Certificate{
 		Subject:   certificate.Subject.String(),
 		Serial:    certificate.SerialNumber.Text(16),
 		SHA256:    pki.Fingerprint(certificate),

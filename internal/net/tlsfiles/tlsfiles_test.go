@@ -22,7 +22,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/zarf-dev/zarf-registry/internal/api/reloadstatus"
+	"github.com/zarf-dev/zarf-registry/internal/api/loaded"
 	"github.com/zarf-dev/zarf-registry/internal/net/mounted"
 	"github.com/zarf-dev/zarf-registry/internal/net/tlsfiles/tlsfilestest"
 	"github.com/zarf-dev/zarf-registry/test/golden"
@@ -114,7 +114,7 @@ func TestBadFilesKeepTheGeneration(t *testing.T) {
 						t.Errorf("generation %d came into use", m.Generation)
 					}
 				})
-				before, report := source.Current(), source.Report()
+				before, report := source.Current(), source.Loaded()
 
 				write(t, dir, bad)
 				for look := range 3 {
@@ -124,7 +124,7 @@ func TestBadFilesKeepTheGeneration(t *testing.T) {
 					}
 					report.ReloadErrors = uint64(look + 1)
 					report.Problem = err.Error()
-					if got := source.Report(); source.Current() != before || !reflect.DeepEqual(got, report) {
+					if got := source.Loaded(); source.Current() != before || !reflect.DeepEqual(got, report) {
 						t.Errorf("Report() = %+v, want %+v", got, report)
 					}
 				}
@@ -136,18 +136,18 @@ func TestBadFilesKeepTheGeneration(t *testing.T) {
 				}
 
 				write(t, dir, good)
-				if changed, err := source.Reload(); changed || err != nil || source.Report().Problem != "" ||
+				if changed, err := source.Reload(); changed || err != nil || source.Loaded().Problem != "" ||
 					source.Current() != before {
-					t.Errorf("Reload() = %v, %v after the old files came back, problem %q", changed, err, source.Report().Problem)
+					t.Errorf("Reload() = %v, %v after the old files came back, problem %q", changed, err, source.Loaded().Problem)
 				}
 				write(t, dir, bad)
 				if _, err := source.Reload(); err == nil {
 					t.Error("Reload() succeeded")
 				}
 				write(t, dir, ca.Files(t, "renewed", nil))
-				if changed, err := source.Reload(); !changed || err != nil || source.Report().Problem != "" ||
+				if changed, err := source.Reload(); !changed || err != nil || source.Loaded().Problem != "" ||
 					source.Current().Generation != 2 {
-					t.Errorf("Reload() = %v, %v after new files arrived, problem %q", changed, err, source.Report().Problem)
+					t.Errorf("Reload() = %v, %v after new files arrived, problem %q", changed, err, source.Loaded().Problem)
 				}
 			})
 		}
@@ -165,7 +165,7 @@ func TestExpiredCertificatesAreLoaded(t *testing.T) {
 		files := ca.Files(t, "node", nil)
 		files[CertificateFile], files[KeyFile] = ca.IssueWith(t, change, description)
 		replace(t, source, dir, files)
-		report := source.Report()
+		report := source.Loaded()
 		if report.Leaf.Subject != "CN="+description+",O="+description || report.Problem != "" || report.ReloadErrors != 0 {
 			t.Errorf("%s: Report() = %+v", description, report)
 		}
@@ -178,13 +178,13 @@ func TestReport(t *testing.T) {
 	files := ca.Files(t, "node", nil, other, ca)
 	source, dir := open(t, files)
 	leaf := source.Current().Leaf
-	report := source.Report()
+	report := source.Loaded()
 	if report.Generation != 1 || report.ReloadErrors != 0 || report.Problem != "" ||
 		report.LoadedAt.Before(began.Add(-time.Second)) || report.LoadedAt.After(time.Now()) {
 		t.Errorf("Report() = %+v", report)
 	}
 	sum := sha256.Sum256(leaf.Raw)
-	want := reloadstatus.Certificate{
+	want := loaded.Certificate{
 		Subject: "CN=node,O=node", Serial: leaf.SerialNumber.Text(16), SHA256: hex.EncodeToString(sum[:]),
 		NotBefore: leaf.NotBefore, NotAfter: leaf.NotAfter,
 	}
@@ -198,7 +198,7 @@ func TestReport(t *testing.T) {
 	first := source.Current()
 
 	replace(t, source, dir, ca.Files(t, "node", nil))
-	if next := source.Report(); next.Generation != 2 || !next.LoadedAt.After(report.LoadedAt) ||
+	if next := source.Loaded(); next.Generation != 2 || !next.LoadedAt.After(report.LoadedAt) ||
 		len(next.TrustedCAs) != 1 || next.Leaf.SHA256 == report.Leaf.SHA256 {
 		t.Errorf("Report() = %+v after a reload", next)
 	}
@@ -267,7 +267,7 @@ func TestUnchangedSecretIsNotRead(t *testing.T) {
 				t.Errorf("target of ..data %s: Reload() error = %v", link, err)
 			}
 		}
-		if problem := source.Report().Problem; problem != "" {
+		if problem := source.Loaded().Problem; problem != "" {
 			t.Errorf("the problem of a removed generation stays: %s", problem)
 		}
 	})

@@ -147,7 +147,7 @@ func New(config Config) (*Cache, error) {
 		confirmFor: confirmFor, lameDuck: lameDuck, staleFor: config.StaleFor}
 	c.ctx, c.cancel = context.WithCancel(context.Background())
 	c.metrics = newCacheMetrics(c)
-	c.origin = &origin{address: address, source: config.Source, metrics: c.metrics, stall: stallTimeout}
+	c.origin = &origin{address: address, source: config.Source, metrics: c.metrics, progressTimeout: progressTimeout}
 	if c.confirmations, err = lru.New[string, *confirmation](maxConfirmations); err != nil {
 		return nil, err
 	}

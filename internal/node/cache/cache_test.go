@@ -28,6 +28,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/net/freeport"
 	"github.com/zarf-dev/zarf-registry/internal/net/tlsfiles"
 	"github.com/zarf-dev/zarf-registry/internal/net/tlsfiles/tlsfilestest"
+	"github.com/zarf-dev/zarf-registry/internal/oci"
 	"github.com/zarf-dev/zarf-registry/internal/pki"
 	"github.com/zarf-dev/zarf-registry/test/require"
 )
@@ -91,7 +92,7 @@ func (r *registry) serve(w http.ResponseWriter, req *http.Request) {
 	r.mu.Lock()
 	data, ok := r.content[req.URL.Path]
 	r.mu.Unlock()
-	w.Header().Set(headerAPIVersion, "registry/2.0")
+	w.Header().Set(oci.HeaderAPIVersion, "registry/2.0")
 	w.Header().Set("X-Content-Type-Options", "nosniff")
 	w.Header().Set("Content-Type", "application/json")
 	if !ok {
@@ -101,7 +102,7 @@ func (r *registry) serve(w http.ResponseWriter, req *http.Request) {
 	}
 	d := digest.FromBytes(data).String()
 	w.Header().Set("Content-Type", "application/octet-stream")
-	w.Header().Set(headerDigest, d)
+	w.Header().Set(oci.HeaderDigest, d)
 	w.Header().Set("Etag", `"`+d+`"`)
 	if strings.Contains(req.URL.Path, "/manifests/") { // the registry serves no ranges of manifests
 		w, req = noRanges{w}, req.Clone(req.Context())
@@ -282,7 +283,7 @@ func TestResponsesAreTheRegistrys(t *testing.T) {
 // Fifty clients request a blob while the registry sends it slowly: it is fetched once, and all follow.
 func TestContentIsFetchedOnce(t *testing.T) {
 	f := start(t)
-	f.origin.stall = longest
+	f.origin.progressTimeout = longest
 	data := random(5*chunkSize + 1)
 	f.add(data, blobPath(data))
 	half, following := make(chan struct{}), make(chan struct{})
@@ -469,7 +470,7 @@ func TestBound(t *testing.T) {
 	}
 	large := random(11 * chunkSize)
 	f.add(large, blobPath(large))
-	if response := f.status(t, blobPath(large), http.StatusServiceUnavailable); response.Header.Get(headerAPIVersion) != "" {
+	if response := f.status(t, blobPath(large), http.StatusServiceUnavailable); response.Header.Get(oci.HeaderAPIVersion) != "" {
 		t.Error("the response looks like the registry's")
 	}
 	// Blobs in use stay.
@@ -537,7 +538,7 @@ func TestRegistryDecides(t *testing.T) {
 	f.get(t, byDigest, first) // confirmed a moment ago
 	f.confirmFor = 0
 	response := f.status(t, byDigest, http.StatusNotFound)
-	if response.Header.Get(headerAPIVersion) == "" {
+	if response.Header.Get(oci.HeaderAPIVersion) == "" {
 		t.Error("the response is not the registry's")
 	}
 	// Content is served in the repositories in which the registry serves it.
@@ -552,7 +553,7 @@ func TestTypesDecide(t *testing.T) {
 	f.add(index, path)
 	f.override(func(w http.ResponseWriter, r *http.Request) {
 		if r.Header.Get("Accept") == "" {
-			w.Header().Set(headerAPIVersion, "registry/2.0")
+			w.Header().Set(oci.HeaderAPIVersion, "registry/2.0")
 			w.WriteHeader(http.StatusNotFound)
 			return
 		}
@@ -616,7 +617,7 @@ func TestStale(t *testing.T) {
 				}
 				response := f.status(t, path, http.StatusOK)
 				stale := response.Header.Get("Warning") != ""
-				if response.Header.Get(headerAPIVersion) == "" || path != "/v2/" && stale != (how != "responding") {
+				if response.Header.Get(oci.HeaderAPIVersion) == "" || path != "/v2/" && stale != (how != "responding") {
 					t.Errorf("%s, %s: %v", how, path, response.Header)
 				}
 			}
@@ -842,7 +843,7 @@ func TestPaths(t *testing.T) {
 // New connections are served while /readyz fails, and requests in flight are completed.
 func TestDrain(t *testing.T) {
 	f := start(t, func(c *Config) { c.DrainTimeout = longest })
-	f.lameDuck, f.origin.stall = longest/3, longest
+	f.lameDuck, f.origin.progressTimeout = longest/3, longest
 	data := random(4 * chunkSize)
 	f.add(data, blobPath(data))
 	held, release := make(chan struct{}), make(chan struct{})

@@ -13,6 +13,7 @@ import (
 
 	"github.com/opencontainers/go-digest"
 
+	"github.com/zarf-dev/zarf-registry/internal/oci"
 	"github.com/zarf-dev/zarf-registry/internal/pki"
 )
 
@@ -103,7 +104,7 @@ func (c *Cache) serveBase(w http.ResponseWriter, r *http.Request) {
 		c.unavailable(w, r, err)
 		return
 	}
-	w.Header().Set(headerAPIVersion, "registry/2.0")
+	w.Header().Set(oci.HeaderAPIVersion, "registry/2.0")
 	w.Header().Set("Content-Type", "application/json")
 	_, _ = io.WriteString(w, "{}")
 }
@@ -128,7 +129,7 @@ func (c *Cache) ask(ctx context.Context, method, path string, header http.Header
 	unreachable := err != nil && !connected
 	if err == nil && unavailable(response) {
 		_ = response.Body.Close()
-		unreachable = fromGateway(response)
+		unreachable = FromGateway(response)
 		err = fmt.Errorf("the registry responded with %s", response.Status)
 	}
 	if err != nil {
@@ -158,7 +159,7 @@ func (c *Cache) relay(w http.ResponseWriter, r *http.Request) error {
 	}
 	w.WriteHeader(response.StatusCode)
 	to := deadlineWriter{w, http.NewResponseController(w)}
-	if _, err := io.Copy(to, &stallReader{response.Body, c.origin.stall, cancel}); err != nil {
+	if _, err := io.Copy(to, &timedReader{response.Body, c.origin.progressTimeout, cancel}); err != nil {
 		panic(http.ErrAbortHandler)
 	}
 	return nil
@@ -237,7 +238,7 @@ func (c *Cache) head(ctx context.Context, t target, header http.Header) (*confir
 	if response.StatusCode != http.StatusOK {
 		return nil, &refusal{response.Status}
 	}
-	d, err := digest.Parse(response.Header.Get(headerDigest))
+	d, err := digest.Parse(response.Header.Get(oci.HeaderDigest))
 	if err == nil && response.ContentLength < 0 {
 		err = errors.New("no length")
 	}
@@ -259,7 +260,6 @@ func setHeader(header http.Header, confirmed *confirmation) {
 	}
 }
 
-// serveContent responds with stored content, or with content that is being fetched.
 func (c *Cache) serveContent(w http.ResponseWriter, r *http.Request, t target, confirmed *confirmation) {
 	b, created, err := c.store.get(confirmed.digest, confirmed.size)
 	if err != nil {
@@ -306,7 +306,7 @@ type noRanges struct{ http.ResponseWriter }
 func (w noRanges) WriteHeader(status int) {
 	w.Header().Del("Accept-Ranges")
 	if status == http.StatusNotModified {
-		w.Header().Del(headerDigest)
+		w.Header().Del(oci.HeaderDigest)
 		w.Header().Del("Etag")
 	}
 	w.ResponseWriter.WriteHeader(status)

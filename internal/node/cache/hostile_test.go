@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"github.com/opencontainers/go-digest"
+
+	"github.com/zarf-dev/zarf-registry/internal/oci"
 )
 
 // One repository whose requests fail, or take too long, does not make a cache serve stale content of the others.
@@ -23,7 +25,7 @@ func TestErrorsOfOneRepository(t *testing.T) {
 	t.Cleanup(func() { close(hang) })
 	for name, respond := range map[string]http.HandlerFunc{
 		"503 of the registry": func(w http.ResponseWriter, _ *http.Request) {
-			w.Header().Set(headerAPIVersion, "registry/2.0")
+			w.Header().Set(oci.HeaderAPIVersion, "registry/2.0")
 			w.WriteHeader(http.StatusServiceUnavailable)
 		},
 		"503 of its front": func(w http.ResponseWriter, _ *http.Request) {
@@ -31,7 +33,7 @@ func TestErrorsOfOneRepository(t *testing.T) {
 			w.WriteHeader(http.StatusServiceUnavailable)
 		},
 		"500 of the registry": func(w http.ResponseWriter, _ *http.Request) {
-			w.Header().Set(headerAPIVersion, "registry/2.0")
+			w.Header().Set(oci.HeaderAPIVersion, "registry/2.0")
 			w.WriteHeader(http.StatusInternalServerError)
 		},
 		"a broken connection": func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) },

@@ -10,12 +10,11 @@ import (
 
 	"github.com/VictoriaMetrics/metrics"
 
-	"github.com/zarf-dev/zarf-registry/internal/api/reloadstatus"
+	"github.com/zarf-dev/zarf-registry/internal/api/loaded"
 )
 
 const prefix = "zarf_registry_cache_"
 
-// cacheMetrics holds the metrics of one Cache.
 type cacheMetrics struct {
 	set      *metrics.Set
 	inFlight atomic.Int64 // requests in flight
@@ -73,7 +72,7 @@ func newCacheMetrics(c *Cache) *cacheMetrics {
 //	/healthz   200 while the process serves
 //	/readyz    200 while the cache serves and does not drain, 503 otherwise
 //	/metrics   Prometheus metrics
-//	/loaded    the program, the mounted certificates in use and the stored content, see internal/api/reloadstatus
+//	/loaded    the program, the mounted certificates in use and the stored content, see internal/api/loaded
 //
 // An unavailable registry does not make a cache unready: clients learn it from the responses.
 func (c *Cache) admin() http.Handler {
@@ -95,13 +94,13 @@ func (c *Cache) admin() http.Handler {
 		c.metrics.set.WritePrometheus(w)
 		metrics.WriteProcessMetrics(w)
 	})
-	mux.Handle("GET "+reloadstatus.Path, reloadstatus.Handler(func() reloadstatus.Report {
+	mux.Handle("GET "+loaded.Path, loaded.Handler(func() loaded.State {
 		m := c.metrics
 		used, _ := c.store.usage()
-		use := &reloadstatus.CacheReport{
+		use := &loaded.Cache{
 			Size: c.config.Size, Used: used, Hits: m.hits.Get(), Misses: m.misses.Get(), Stale: m.stale.Get(),
 		}
-		return reloadstatus.Report{Program: c.config.Program, Certificates: c.config.Source.Report(), Cache: use}
+		return loaded.State{Program: c.config.Program, Certificates: c.config.Source.Loaded(), Cache: use}
 	}))
 	return mux
 }

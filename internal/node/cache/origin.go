@@ -17,29 +17,24 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/net/httprange"
 	"github.com/zarf-dev/zarf-registry/internal/net/serviceaddress"
 	"github.com/zarf-dev/zarf-registry/internal/net/tlsfiles"
+	"github.com/zarf-dev/zarf-registry/internal/oci"
 )
 
 // Limits of requests to the registry. They are shorter than those of the proxies, which ask the registry
 // themselves if a cache does not respond in time.
 const (
-	dialTimeout  = 2 * time.Second
-	stallTimeout = 5 * time.Second // for a header, and without progress of a body; object storage is slow
+	dialTimeout     = 2 * time.Second
+	progressTimeout = 5 * time.Second // for a header, and without progress of a body; object storage is slow
 	// resumes is how many times in a row a body may break off without progress.
 	resumes     = 5
 	resumeDelay = 200 * time.Millisecond
 )
 
-const (
-	headerAPIVersion = "Docker-Distribution-Api-Version"
-	headerDigest     = "Docker-Content-Digest"
-)
-
-// origin is the registry.
 type origin struct {
-	address serviceaddress.Address
-	source  *tlsfiles.Source
-	metrics *cacheMetrics
-	stall   time.Duration // stallTimeout, the constant
+	address         serviceaddress.Address
+	source          *tlsfiles.Source
+	metrics         *cacheMetrics
+	progressTimeout time.Duration // the constant
 
 	mu        sync.Mutex
 	material  *tlsfiles.Material // of transport
@@ -59,8 +54,8 @@ func (o *origin) current() *http.Transport {
 		o.transport = &http.Transport{
 			DialContext:           o.dial,
 			TLSClientConfig:       tlsfiles.ClientConfig(m, o.address.Host),
-			TLSHandshakeTimeout:   o.stall,
-			ResponseHeaderTimeout: o.stall,
+			TLSHandshakeTimeout:   o.progressTimeout,
+			ResponseHeaderTimeout: o.progressTimeout,
 			MaxIdleConnsPerHost:   maxIdle,
 			IdleConnTimeout:       10 * time.Second, // as the proxies' connections
 			DisableCompression:    true,
@@ -115,12 +110,12 @@ func (o *origin) do(ctx context.Context, method, path string, from http.Header, 
 // intermediary could not reach it.
 func unavailable(r *http.Response) bool { return r.StatusCode >= http.StatusInternalServerError }
 
-// fromGateway reports whether an intermediary says that it cannot reach the registry, whose own responses have a header
+// FromGateway reports whether an intermediary says that it cannot reach the registry, whose own responses have a header
 // or are JSON.
-func fromGateway(r *http.Response) bool {
+func FromGateway(r *http.Response) bool {
 	switch r.StatusCode {
 	case http.StatusBadGateway, http.StatusServiceUnavailable, http.StatusGatewayTimeout:
-		return r.Header.Get(headerAPIVersion) == "" && !strings.HasPrefix(r.Header.Get("Content-Type"), "application/json")
+		return r.Header.Get(oci.HeaderAPIVersion) == "" && !strings.HasPrefix(r.Header.Get("Content-Type"), "application/json")
 	}
 	return false
 }
@@ -135,10 +130,9 @@ type body struct {
 
 	offset   int64
 	failures int // in a row
-	current  *stallReader
+	current  *timedReader
 }
 
-// open requests content, with the client's headers.
 func (o *origin) open(ctx context.Context, path string, size int64, header http.Header) (io.ReadCloser, error) {
 	b := &body{origin: o, ctx: ctx, path: path, header: header, size: size}
 	if err := b.request(); err != nil {
@@ -157,7 +151,6 @@ func (b *body) Close() error {
 	return nil
 }
 
-// request asks for the rest.
 func (b *body) request() error {
 	ctx, cancel := context.WithCancel(b.ctx)
 	response, err := b.origin.do(ctx, http.MethodGet, b.path, b.header, b.offset) //nolint:bodyclose // closed by Close
@@ -165,7 +158,7 @@ func (b *body) request() error {
 		cancel()
 		return err
 	}
-	b.current = &stallReader{ReadCloser: response.Body, limit: b.origin.stall, cancel: cancel}
+	b.current = &timedReader{ReadCloser: response.Body, limit: b.origin.progressTimeout, cancel: cancel}
 	want := httprange.ContentRange{Start: b.offset, End: b.size, Size: b.size}
 	got, err := httprange.FromResponse(response)
 	if err == nil && got != want {
@@ -203,14 +196,14 @@ func (b *body) Read(p []byte) (n int, err error) {
 	}
 }
 
-// stallReader cancels the request when a read takes too long.
-type stallReader struct {
+// timedReader cancels the request when a read takes too long.
+type timedReader struct {
 	io.ReadCloser
 	limit  time.Duration
 	cancel context.CancelFunc
 }
 
-func (r *stallReader) Read(p []byte) (int, error) {
+func (r *timedReader) Read(p []byte) (int, error) {
 	timer := time.AfterFunc(r.limit, r.cancel)
 	defer timer.Stop()
 	return r.ReadCloser.Read(p)

@@ -240,7 +240,6 @@ func (s *store) drop(b *blob) {
 	s.dropLocked(b)
 }
 
-// release ends the use of a blob.
 func (s *store) release(b *blob) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -43,7 +43,6 @@ type Client struct {
 	Namespace, Release string
 }
 
-// statusError is an error response of the API server.
 type statusError struct {
 	code    int
 	message string
@@ -96,7 +95,6 @@ func InCluster(dir string) (*Client, error) {
 	}, nil
 }
 
-// withToken adds the token in a file to requests.
 type withToken struct {
 	http.RoundTripper
 	file string
@@ -112,7 +110,6 @@ func (t *withToken) RoundTrip(request *http.Request) (*http.Response, error) {
 	return t.RoundTripper.RoundTrip(request)
 }
 
-// send sends a request and returns a successful response.
 func (c *Client) send(ctx context.Context, method, path string, query url.Values, contentType string, body any) (
 	*http.Response, error) {
 	var payload io.Reader
@@ -167,8 +164,8 @@ func (c *Client) do(
 	return json.NewDecoder(response.Body).Decode(answer)
 }
 
-// nodes is the path of all nodes.
-const nodes = "/api/v1/nodes"
+// cached asks for what is in the API server's cache.
+var cached = url.Values{"resourceVersion": {"0"}}
 
 func (c *Client) pods() string { return "/api/v1/namespaces/" + url.PathEscape(c.Namespace) + "/pods" }
 
@@ -187,11 +184,8 @@ func (c *Client) unfinished() url.Values {
 	return url.Values{"fieldSelector": {"status.phase!=Succeeded,status.phase!=Failed"}, "labelSelector": {c.labels()}}
 }
 
-// list returns the pods that a query selects.
 func (c *Client) list(ctx context.Context, query url.Values) ([]Pod, error) {
-	var list struct {
-		Items []Pod `json:"items"`
-	}
+	var list items[Pod]
 	if err := c.do(ctx, http.MethodGet, c.pods(), query, "", nil, &list); err != nil {
 		return nil, fmt.Errorf("listing the pods in namespace %s: %w", c.Namespace, err)
 	}
@@ -207,7 +201,7 @@ type change struct {
 // inUse returns the images in which injected programs of the release run, those on a node first.
 func (c *Client) inUse(ctx context.Context, node string) ([]string, error) {
 	pods, err := c.list(ctx, url.Values{"fieldSelector": {"status.phase=Running"}, "labelSelector": {c.labels()},
-		"resourceVersion": {"0"}}) // from the API server's cache
+		"resourceVersion": cached["resourceVersion"]})
 	if err != nil {
 		return nil, err
 	}
@@ -227,9 +221,8 @@ func (c *Client) inUse(ctx context.Context, node string) ([]string, error) {
 	return slices.Concat(here, slices.Compact(elsewhere)), nil
 }
 
-// decide decides about a pod.
 func (c *Client) decide(ctx context.Context, p Pod, rules nodeimages.Rules) (Decision, []nodeimages.Image, error) {
-	n, err := c.node(ctx, p.Spec.NodeName)
+	n, err := c.node(ctx, p.Spec.NodeName, cached)
 	if err != nil {
 		return Decision{}, nil, err
 	}
@@ -295,18 +288,13 @@ func (c *Client) watch(ctx context.Context, opened func(), changes chan<- change
 	}
 }
 
-// node reads a node.
-func (c *Client) node(ctx context.Context, name string) (Node, error) {
-	var n Node
-	query := url.Values{"resourceVersion": {"0"}} // from the API server's cache
-	err := c.do(ctx, http.MethodGet, nodes+"/"+url.PathEscape(name), query, "", nil, &n)
-	if err != nil {
+func (c *Client) node(ctx context.Context, name string, query url.Values) (n Node, err error) {
+	if err := c.do(ctx, http.MethodGet, "/api/v1/nodes/"+url.PathEscape(name), query, "", nil, &n); err != nil {
 		return Node{}, fmt.Errorf("reading node %s: %w", name, err)
 	}
 	return n, nil
 }
 
-// patch sends a JSON patch.
 func (c *Client) patch(ctx context.Context, path string, operations []operation, dryRun bool) error {
 	query := url.Values{"fieldManager": {names.Chart + "-" + names.ComponentHealer}}
 	if dryRun {

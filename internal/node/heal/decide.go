@@ -84,7 +84,8 @@ func isReady(conditions []Condition) bool {
 // Node is the part of a node that decisions need.
 type Node struct {
 	Status struct {
-		Images []nodeimages.Image `json:"images"`
+		Conditions []Condition        `json:"conditions"`
+		Images     []nodeimages.Image `json:"images"`
 	} `json:"status"`
 }
 
@@ -255,7 +256,6 @@ func listed(images []nodeimages.Image) string {
 	return strings.Join(found, ", ")
 }
 
-// operation is an operation of a JSON patch.
 type operation struct {
 	Op    string `json:"op"`
 	Path  string `json:"path"`

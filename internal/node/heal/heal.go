@@ -178,7 +178,6 @@ func (h *Healer) session(ctx context.Context) error {
 	}
 }
 
-// next returns the time until the next attempt.
 func (h *Healer) next() time.Duration {
 	next := time.Hour
 	for _, j := range h.jobs {
@@ -189,7 +188,6 @@ func (h *Healer) next() time.Duration {
 	return max(next, 0)
 }
 
-// note records a change of a pod.
 func (h *Healer) note(c change) {
 	uid := c.pod.Metadata.UID
 	waits, failing := c.pod.Waits()

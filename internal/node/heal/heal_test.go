@@ -393,12 +393,12 @@ func TestInCluster(t *testing.T) {
 	ca := string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: api.Certificate().Raw}))
 	write(t, dir, "ca.crt", ca)
 	c := require.Value(InCluster(dir))(t)
-	if _, err := c.node(t.Context(), "n1"); err == nil || !strings.Contains(err.Error(), "token") {
+	if _, err := c.node(t.Context(), "n1", nil); err == nil || !strings.Contains(err.Error(), "token") {
 		t.Errorf("without a token: %v", err)
 	}
 	for _, token := range []string{"one", "two"} { // kubelets renew it
 		write(t, dir, "token", token+"\n")
-		_, _ = c.node(t.Context(), "n1")
+		_, _ = c.node(t.Context(), "n1", nil)
 		if header := <-got; header != "Bearer "+token {
 			t.Errorf("Authorization: %s", header)
 		}

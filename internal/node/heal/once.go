@@ -57,7 +57,6 @@ func Once(ctx context.Context, client *Client, rules nodeimages.Rules, dryRun bo
 	}
 }
 
-// once is one pass of Once.
 func once(ctx context.Context, client *Client, rules nodeimages.Rules, dryRun bool) ([]Result, error) {
 	pods, err := client.list(ctx, client.unfinished())
 	if err != nil {

@@ -139,10 +139,8 @@ func (o owners) Less(i, j int) bool {
 
 func (o owners) Swap(i, j int) { o[i], o[j] = o[j], o[i] }
 
-// Push implements heap.Interface.
 func (o *owners) Push(x any) { *o = append(*o, x.(*owner)) }
 
-// Pop implements heap.Interface.
 func (o *owners) Pop() any {
 	last := (*o)[len(*o)-1]
 	*o = (*o)[:len(*o)-1]
@@ -159,7 +157,6 @@ func repositoryKey(name string) string {
 	return strconv.Itoa(sum % 251)
 }
 
-// copier copies the names of repositories.
 type copier struct {
 	config  Repositories
 	connect func() (*Client, error)
@@ -244,7 +241,6 @@ func (c *copier) store(ctx context.Context, repositories []string, now time.Time
 	return nil
 }
 
-// sameData compares the decoded data of a ConfigMap.
 func sameData(decoded any, data map[string]string) bool {
 	have, _ := decoded.(map[string]any)
 	return maps.EqualFunc(have, data, func(a any, b string) bool { return a == b })

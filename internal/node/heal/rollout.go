@@ -54,7 +54,6 @@ func (s proxySet) view() rollout.Set {
 	return v
 }
 
-// count formats a number or a percentage.
 func count(value any) string {
 	switch v := value.(type) {
 	case string:
@@ -139,9 +138,9 @@ type items[T any] struct {
 	Items []T `json:"items"`
 }
 
-// patience is how long a proxy that serves is kept while the registry has no ready pod. An upgrade updates the registry
+// keepTimeout is how long a proxy that serves is kept while the registry has no ready pod. An upgrade updates the registry
 // too: a proxy that ends meanwhile waits for it with the pulls of its node, and its successor waits for the port.
-const patience = time.Minute
+const keepTimeout = time.Minute
 
 // continueRollouts continues the rollouts of proxies that Kubernetes does not continue, until ctx ends. finish does
 // too, but does not run where a rendering is applied, before helm --wait has seen that all pods are current, or later,
@@ -190,7 +189,7 @@ func (c *Client) continueRollouts(ctx context.Context, served *time.Time, log fu
 	if keep || slices.ContainsFunc(pods.Items, proxyPod.isReadyRegistry) {
 		*served = time.Now()
 	} else {
-		keep = time.Since(*served) < patience
+		keep = time.Since(*served) < keepTimeout
 	}
 	for _, set := range sets.Items {
 		views, ready := []rollout.Pod{}, map[string]bool{}
@@ -210,14 +209,14 @@ func (c *Client) continueRollouts(ctx context.Context, served *time.Time, log fu
 		}
 		for node, is := range ready {
 			if !is {
-				is, err := c.nodeReady(ctx, node)
+				n, err := c.node(ctx, node, nil)
 				switch {
 				case codeOf(err) == http.StatusNotFound: // its pods stay for a while
 					views = slices.DeleteFunc(views, func(p rollout.Pod) bool { return p.Node == node })
 				case err != nil:
 					return err
 				}
-				ready[node] = is
+				ready[node] = isReady(n.Status.Conditions)
 			}
 		}
 		for _, p := range rollout.Continue(set.view(), views, ready) {
@@ -236,17 +235,4 @@ func (c *Client) continueRollouts(ctx context.Context, served *time.Time, log fu
 		}
 	}
 	return nil
-}
-
-// nodeReady reports whether a node is ready.
-func (c *Client) nodeReady(ctx context.Context, name string) (bool, error) {
-	var n struct {
-		Status struct {
-			Conditions []Condition `json:"conditions"`
-		} `json:"status"`
-	}
-	if err := c.do(ctx, http.MethodGet, nodes+"/"+url.PathEscape(name), nil, "", nil, &n); err != nil {
-		return false, err
-	}
-	return isReady(n.Status.Conditions), nil
 }

@@ -103,7 +103,7 @@ func TestRolloutsThatANodeHoldsUpAreContinued(t *testing.T) {
 		"the registry is not ready": {func(p *proxies) { p.registry = "False" }, nil},
 		"the registry has not been ready for long": {func(p *proxies) {
 			p.registry = "False"
-			p.served = time.Now().Add(-patience)
+			p.served = time.Now().Add(-keepTimeout)
 		}, []string{"proxy-n1"}},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -141,7 +141,7 @@ func TestAnInstallationReadsNoNodes(t *testing.T) {
 func TestPatienceBeginsWithTheRollout(t *testing.T) {
 	t.Parallel()
 	p := &proxies{generation: map[string]string{"n1": "2"}, strategy: `"type":"OnDelete"`,
-		served: time.Now().Add(-patience)} // during an earlier rollout
+		served: time.Now().Add(-keepTimeout)} // during an earlier rollout
 	client := &Client{HTTP: inMemory(t, p.serve), URL: inMemoryURL, Namespace: "zarf", Release: "zarf-registry"}
 	// The DaemonSet is updated, and a moment later the registry.
 	for _, look := range []struct{ template, registry string }{{"2", "True"}, {"1", "True"}, {"1", "False"}} {

@@ -69,7 +69,6 @@ func (f *folder) emptied() bool {
 	return len(left) == 0
 }
 
-// operation is what a step does.
 type operation int
 
 const (
@@ -79,7 +78,6 @@ const (
 	dropBackup                  // its backup, a second link to the file itself
 )
 
-// step is an operation on one file.
 type step struct {
 	base   string
 	op     operation
@@ -140,7 +138,6 @@ func (p *planner) change(c Change) *Change {
 	return &c
 }
 
-// scan lists a directory and its folders.
 func (p *planner) scan(d *directory) {
 	top := p.list(d, ".")
 	if top == nil {
@@ -204,7 +201,6 @@ func (p *planner) leftFolder(d *directory, name string) {
 	p.leftovers = append(p.leftovers, l)
 }
 
-// want plans an installed file.
 func (p *planner) want(file File) {
 	d, rel, err := p.tree.locate(file.Path)
 	if err != nil {
@@ -247,7 +243,6 @@ func (p *planner) want(file File) {
 	p.replace(f, file, now, before)
 }
 
-// canCreate reports whether a missing folder can be created.
 func (p *planner) canCreate(d *directory, name string) bool {
 	info, err := d.lstat(name)
 	switch {

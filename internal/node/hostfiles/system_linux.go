@@ -46,7 +46,6 @@ func writable(f *os.File) error {
 	return os.NewSyscallError("access", unix.Faccessat(int(f.Fd()), ".", unix.W_OK|unix.X_OK, 0))
 }
 
-// device identifies a file system.
 func device(f *os.File) (uint64, error) {
 	var s unix.Stat_t
 	if err := unix.Fstat(int(f.Fd()), &s); err != nil {

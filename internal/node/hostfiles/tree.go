@@ -233,7 +233,6 @@ func (e entry) exists() bool  { return e.info != nil }
 func (e entry) regular() bool { return e.info != nil && e.info.Mode().IsRegular() }
 func (e entry) large() bool   { return e.regular() && e.content == nil }
 
-// look reads the entry at a path.
 func (d *directory) look(name string) (entry, error) {
 	info, err := d.lstat(name)
 	switch {

@@ -54,7 +54,6 @@ func (r *run) kind(name string) noderuntime.Kind {
 	return ""
 }
 
-// conclude logs the outcome.
 func (r *run) conclude(plan *hostfiles.Plan, err error) {
 	if err != nil {
 		fmt.Fprintf(r.Log, "failed after %s\n", r.counts())

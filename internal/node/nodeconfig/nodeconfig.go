@@ -157,7 +157,6 @@ func (r *run) shadowed() error {
 	return nil
 }
 
-// caFingerprints returns the fingerprints of the CAs written for CRI-O.
 func (r *run) caFingerprints() ([]string, error) {
 	if !slices.ContainsFunc(r.desired.Files, func(f noderuntime.File) bool { return f.Kind == noderuntime.KindCA }) {
 		return nil, nil

@@ -26,8 +26,8 @@ func lookBelow(root string, mounted []string) func(name string) error {
 		for links := 0; len(rest) > 0; {
 			next := path.Join(resolved, rest[0])
 			rest = rest[1:]
-			if !slices.ContainsFunc(mounted, func(dir string) bool { return within(dir, next) }) {
-				if !slices.ContainsFunc(mounted, func(dir string) bool { return within(next, dir) }) {
+			if !slices.ContainsFunc(mounted, func(dir string) bool { return noderuntime.Below(next, dir) }) {
+				if !slices.ContainsFunc(mounted, func(dir string) bool { return noderuntime.Below(dir, next) }) {
 					return noderuntime.ErrNotMounted
 				}
 				resolved, file = next, false // created as a mount point: the node's own content is not visible
@@ -61,10 +61,6 @@ func lookBelow(root string, mounted []string) func(name string) error {
 }
 
 // within reports whether name is dir or below it.
-func within(dir, name string) bool {
-	return name == dir || strings.HasPrefix(name, strings.TrimSuffix(dir, "/")+"/")
-}
-
 func elements(name string) []string {
 	return strings.FieldsFunc(name, func(r rune) bool { return r == '/' })
 }

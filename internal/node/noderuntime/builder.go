@@ -64,7 +64,6 @@ func withNewline(data []byte) []byte {
 	return append(bytes.Clone(data), '\n')
 }
 
-// inDirectory joins a path on the node.
 func inDirectory(directory string, names ...string) string {
 	return strings.TrimSuffix(directory, "/") + "/" + strings.Join(names, "/")
 }

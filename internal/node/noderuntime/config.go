@@ -47,8 +47,8 @@ var roots = []string{
 	"/var/snap/microk8s", "/var/snap/k8s",
 }
 
-// below reports whether a clean path is directory itself or inside it.
-func below(name, directory string) bool {
+// Below reports whether a clean path is directory itself or inside it.
+func Below(name, directory string) bool {
 	return name == directory || strings.HasPrefix(name, strings.TrimSuffix(directory, "/")+"/")
 }
 
@@ -59,7 +59,7 @@ func (b *builder) directories() {
 		switch {
 		case !clean(name):
 			b.problem("directory %q: must be an absolute path without .. or redundant slashes", name)
-		case !slices.ContainsFunc(roots, func(root string) bool { return below(name, root) }):
+		case !slices.ContainsFunc(roots, func(root string) bool { return Below(name, root) }):
 			b.problem("directory %s: must be below one of %s", name, strings.Join(roots, ", "))
 		}
 	}

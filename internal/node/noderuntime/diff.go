@@ -55,11 +55,7 @@ func parse(kind Kind, data []byte) (any, error) {
 		err := yaml.Unmarshal(data, &document)
 		return document, err
 	}
-	doc, err := parseTOML(data)
-	if err != nil {
-		return nil, err
-	}
-	return doc.value(), nil
+	return parseTOML(data)
 }
 
 // certificates returns a line per certificate of a PEM file, and false if it contains anything else.

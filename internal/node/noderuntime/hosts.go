@@ -114,7 +114,7 @@ func (b *builder) hosts() {
 			b.problem("%s: %v", place, err)
 			continue
 		}
-		b.hostsFile(place, doc.value().(map[string]any))
+		b.hostsFile(place, doc)
 	}
 }
 

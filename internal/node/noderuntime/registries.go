@@ -65,7 +65,7 @@ func (b *builder) configuredByK3s(directory, name string) bool {
 	}
 	_, mirror := b.k3s.Mirrors[name]
 	_, config := b.k3s.Configs[name]
-	return below(directory, "/var/lib/rancher") && (mirror || config)
+	return Below(directory, "/var/lib/rancher") && (mirror || config)
 }
 
 // certificate checks that a certificate or key exists on the node, unless its path is relative.

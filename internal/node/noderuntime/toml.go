@@ -6,15 +6,15 @@ import (
 	"slices"
 
 	// Only the parser: the rest of go-toml, which decodes into structs, would add a third to the size
-	// of node configuration in registry-node, and loses the order of tables, which matters to
-	// containerd.
+	// of node configuration in registry-node.
 	"github.com/pelletier/go-toml/v2/unstable"
 )
 
-// parseTOML parses a document. Errors contain only the line and column.
-func parseTOML(data []byte) (*node, error) {
-	root := &node{form: mapping}
-	table := root
+// parseTOML parses a document into what encoding/json would decode, apart from numerals. Errors contain only the line
+// and column.
+func parseTOML(data []byte) (map[string]any, error) {
+	root := newTable(byHeader)
+	at := root
 	var p unstable.Parser
 	p.Reset(slices.Clip(data))
 	for p.NextExpression() {
@@ -23,11 +23,11 @@ func parseTOML(data []byte) (*node, error) {
 		ok := true
 		switch e.Kind {
 		case unstable.Table:
-			table, ok = root.table(keys)
+			at, ok = root.header(keys)
 		case unstable.ArrayTable:
-			table, ok = root.arrayTable(keys)
+			at, ok = root.arrayHeader(keys)
 		case unstable.KeyValue:
-			ok = table.set(keys, e.Value())
+			ok = at.set(keys, e.Value())
 		}
 		if !ok {
 			key := e.Key()
@@ -41,7 +41,7 @@ func parseTOML(data []byte) (*node, error) {
 		}
 		return nil, errors.New("invalid TOML")
 	}
-	return root, nil
+	return root.plain(), nil
 }
 
 // position returns where a part of the document starts. It is empty if part is a copy, such as a
@@ -70,103 +70,133 @@ const (
 	implied  origin = iota // by the header of a subtable
 	byHeader               // [a.b]
 	byDots                 // a.b = …
-	byArray                // [[a.b]]
-	atOnce                 // a = {…}, and every value that is not a table
 )
 
-// child returns the value at a key and whether it is new.
-func (n *node) child(key string) (v *node, fresh bool) {
-	if at := slices.IndexFunc(n.items, func(i item) bool { return i.key == key }); at >= 0 {
-		return n.items[at].value, false
-	}
-	v = &node{}
-	n.items = append(n.items, item{key: key, value: v})
-	return v, true
+// table is a table that more may be added to.
+type table struct {
+	values map[string]any // *table, []*table for [[a.b]], and what valueOf returns
+	origin origin
 }
+
+func newTable(from origin) *table { return &table{map[string]any{}, from} }
+
+// numeral is a scalar that is neither a string nor a truth value, as written.
+type numeral string
 
 // above returns the table that contains the last key of a header.
-func (n *node) above(keys []string) (*node, bool) {
+func (t *table) above(keys []string) (*table, string, bool) {
 	for _, key := range keys[:len(keys)-1] {
-		v, fresh := n.child(key)
-		switch {
-		case fresh:
-			v.form = mapping
-		case v.origin == byArray:
-			v = v.list[len(v.list)-1]
-		case v.origin == atOnce:
-			return n, false
+		switch v := t.values[key].(type) {
+		case nil:
+			next := newTable(implied)
+			t.values[key], t = next, next
+		case *table:
+			t = v
+		case []*table:
+			t = v[len(v)-1]
+		default:
+			return t, "", false
 		}
-		n = v
 	}
-	return n, true
+	return t, keys[len(keys)-1], true
 }
 
-func (n *node) table(keys []string) (*node, bool) {
-	n, ok := n.above(keys)
+func (t *table) header(keys []string) (*table, bool) {
+	t, last, ok := t.above(keys)
 	if !ok {
-		return n, false
+		return t, false
 	}
-	v, _ := n.child(keys[len(keys)-1])
-	if v.origin != implied {
-		return n, false
+	v, isTable := t.values[last].(*table)
+	switch {
+	case t.values[last] == nil:
+		v = newTable(implied)
+		t.values[last] = v
+	case !isTable || v.origin != implied:
+		return t, false
 	}
-	v.form, v.origin = mapping, byHeader
+	v.origin = byHeader
 	return v, true
 }
 
-func (n *node) arrayTable(keys []string) (*node, bool) {
-	n, ok := n.above(keys)
+func (t *table) arrayHeader(keys []string) (*table, bool) {
+	t, last, ok := t.above(keys)
 	if !ok {
-		return n, false
+		return t, false
 	}
-	v, fresh := n.child(keys[len(keys)-1])
-	if !fresh && v.origin != byArray {
-		return n, false
+	list, isList := t.values[last].([]*table)
+	if t.values[last] != nil && !isList {
+		return t, false
 	}
-	table := &node{form: mapping, origin: byHeader}
-	v.form, v.origin, v.list = list, byArray, append(v.list, table)
-	return table, true
+	v := newTable(byHeader)
+	t.values[last] = append(list, v)
+	return v, true
 }
 
-func (n *node) set(keys []string, value *unstable.Node) bool {
+func (t *table) set(keys []string, value *unstable.Node) (ok bool) {
 	for _, key := range keys[:len(keys)-1] {
-		v, fresh := n.child(key)
-		if !fresh && v.origin != byDots {
+		v, isTable := t.values[key].(*table)
+		switch {
+		case t.values[key] == nil:
+			v = newTable(byDots)
+			t.values[key] = v
+		case !isTable || v.origin != byDots:
 			return false
 		}
-		v.form, v.origin = mapping, byDots
-		n = v
+		t = v
 	}
-	v, fresh := n.child(keys[len(keys)-1])
-	return fresh && v.fill(value)
+	last := keys[len(keys)-1]
+	if t.values[last] != nil {
+		return false
+	}
+	t.values[last], ok = valueOf(value)
+	return ok
 }
 
-// fill copies a value. It fails if an inline table has duplicate keys.
-func (n *node) fill(value *unstable.Node) bool {
-	n.origin = atOnce
-	switch value.Kind {
+// valueOf fails if an inline table has duplicate keys.
+func valueOf(n *unstable.Node) (v any, ok bool) {
+	switch n.Kind {
 	case unstable.Array:
-		n.form = list
-		for it := value.Children(); it.Next(); {
-			v := &node{}
-			n.list = append(n.list, v)
-			if !v.fill(it.Node()) {
-				return false
+		list := []any{}
+		for it := n.Children(); it.Next(); {
+			item, ok := valueOf(it.Node())
+			if !ok {
+				return nil, false
 			}
+			list = append(list, item)
 		}
+		return list, true
 	case unstable.InlineTable:
-		n.form = mapping
-		for it := value.Children(); it.Next(); {
-			if !n.set(keysOf(it.Node()), it.Node().Value()) {
-				return false
+		t := newTable(byHeader)
+		for it := n.Children(); it.Next(); {
+			if !t.set(keysOf(it.Node()), it.Node().Value()) {
+				return nil, false
 			}
 		}
+		return t.plain(), true
 	case unstable.String:
-		n.form, n.text = text, string(value.Data)
+		return string(n.Data), true
 	case unstable.Bool:
-		n.form, n.text = boolean, string(value.Data)
-	default:
-		n.form, n.text = number, string(value.Data)
+		return string(n.Data) == "true", true
 	}
-	return true
+	return numeral(n.Data), true
+}
+
+// plain returns the values as they are after the end of the document.
+func (t *table) plain() map[string]any {
+	plain := make(map[string]any, len(t.values))
+	for key, v := range t.values {
+		switch v := v.(type) {
+		case *table:
+			plain[key] = v.plain()
+		case []*table:
+			list := make([]any, len(v))
+			for i, item := range v {
+				list[i] = item.plain()
+			}
+			plain[key] = list
+		default:
+			plain[key] = v
+		}
+	}
+	return plain
 }

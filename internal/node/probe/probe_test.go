@@ -21,15 +21,15 @@ import (
 	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
-const digest = "sha256:0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef"
+const imageDigest = "sha256:0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef"
 
 // registry has one image, zarf/agent:1.
 func registry(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("Docker-Distribution-Api-Version", "registry/2.0")
 	switch r.URL.Path {
 	case "/v2/":
-	case "/v2/zarf/agent/manifests/1", "/v2/zarf/agent/manifests/latest", "/v2/zarf/agent/manifests/" + digest:
-		w.Header().Set("Docker-Content-Digest", digest)
+	case "/v2/zarf/agent/manifests/1", "/v2/zarf/agent/manifests/latest", "/v2/zarf/agent/manifests/" + imageDigest:
+		w.Header().Set("Docker-Content-Digest", imageDigest)
 	default:
 		ociAnswer(w, http.StatusNotFound, "MANIFEST_UNKNOWN", "manifest unknown")
 	}
@@ -58,8 +58,8 @@ func TestRun(t *testing.T) {
 		"an image without a tag": {
 			registry, "zarf/agent", "", nil, []string{"GET /v2/ 200", "HEAD /v2/zarf/agent/manifests/latest 200"}},
 		"an image with a digest": {
-			registry, "zarf/agent@" + digest, "", nil, []string{"GET /v2/ 200",
-				"HEAD /v2/zarf/agent/manifests/" + digest + " 200"}},
+			registry, "zarf/agent@" + imageDigest, "", nil, []string{"GET /v2/ 200",
+				"HEAD /v2/zarf/agent/manifests/" + imageDigest + " 200"}},
 		"an image with the address before it": {
 			registry, "ADDRESS/zarf/agent:1", "", nil, []string{"GET /v2/ 200", "HEAD /v2/zarf/agent/manifests/1 200"}},
 		"a registry that does not have the image": {

@@ -4,10 +4,8 @@ import (
 	"bytes"
 	"context"
 	"crypto/rand"
-	"crypto/sha256"
 	"crypto/tls"
 	"crypto/x509"
-	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -19,6 +17,8 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/opencontainers/go-digest"
+	"github.com/opencontainers/image-spec/specs-go"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
 	"github.com/zarf-dev/zarf-registry/internal/net/tlsfiles"
@@ -147,7 +147,6 @@ func CheckTLS(ctx context.Context, t Target, each func(Check)) error {
 	return errors.Join(errs...)
 }
 
-// try runs one check and reports it.
 func try(each func(Check), name string, do func() error) error {
 	err := do()
 	each(Check{name, err})
@@ -168,11 +167,11 @@ func CheckPush(ctx context.Context, t Target, tag string, each func(Check)) erro
 	// Unique too: concurrent checks must not delete each other's blobs.
 	config := fmt.Appendf(nil,
 		`{"architecture":"amd64","os":"linux","author":%q,"rootfs":{"type":"layers","diff_ids":[%q]}}`, tag, digestOf(layer))
-	manifest, err := json.Marshal(map[string]any{
-		"schemaVersion": 2,
-		"mediaType":     ocispec.MediaTypeImageManifest,
-		"config":        descriptor(ocispec.MediaTypeImageConfig, config),
-		"layers":        []any{descriptor(ocispec.MediaTypeImageLayer, layer)},
+	manifest, err := json.Marshal(ocispec.Manifest{
+		Versioned: specs.Versioned{SchemaVersion: 2},
+		MediaType: ocispec.MediaTypeImageManifest,
+		Config:    descriptor(ocispec.MediaTypeImageConfig, config),
+		Layers:    []ocispec.Descriptor{descriptor(ocispec.MediaTypeImageLayer, layer)},
 	})
 	if err != nil {
 		return err
@@ -263,14 +262,11 @@ func (t Target) reach(ctx context.Context, each func(Check), addresses ...string
 	return nil
 }
 
-func descriptor(mediaType string, content []byte) map[string]any {
-	return map[string]any{"mediaType": mediaType, "digest": digestOf(content), "size": len(content)}
+func descriptor(mediaType string, content []byte) ocispec.Descriptor {
+	return ocispec.Descriptor{MediaType: mediaType, Digest: digest.FromBytes(content), Size: int64(len(content))}
 }
 
-func digestOf(content []byte) string {
-	sum := sha256.Sum256(content)
-	return "sha256:" + hex.EncodeToString(sum[:])
-}
+func digestOf(content []byte) string { return digest.FromBytes(content).String() }
 
 // foreignCertificate returns a copy of a pusher's certificate, signed by another CA.
 func foreignCertificate(like *tlsfiles.Material) (*tls.Certificate, error) {

@@ -8,7 +8,7 @@ import (
 
 	"github.com/VictoriaMetrics/metrics"
 
-	"github.com/zarf-dev/zarf-registry/internal/api/reloadstatus"
+	"github.com/zarf-dev/zarf-registry/internal/api/loaded"
 )
 
 // admin returns the handler of the metrics port:
@@ -16,7 +16,7 @@ import (
 //	/healthz   200 while the process serves
 //	/readyz    200 while the proxy listens and does not drain, 503 otherwise; ?verbose adds the registry's state
 //	/metrics   Prometheus metrics
-//	/loaded    the program and the mounted certificates in use, see internal/api/reloadstatus
+//	/loaded    the program and the mounted certificates in use, see internal/api/loaded
 //
 // An unavailable registry does not make the proxy unready: no other proxy could serve the node, and
 // requests wait. Unlike ServeHTTP, it accepts any Host: probes and Prometheus use the pod's address,
@@ -30,8 +30,8 @@ func (p *Proxy) admin() http.Handler {
 		p.metrics.set.WritePrometheus(w)
 		metrics.WriteProcessMetrics(w)
 	})
-	mux.Handle("GET "+reloadstatus.Path, reloadstatus.Handler(func() reloadstatus.Report {
-		return reloadstatus.Report{Program: p.config.Program, Certificates: p.config.Source.Report()}
+	mux.Handle("GET "+loaded.Path, loaded.Handler(func() loaded.State {
+		return loaded.State{Program: p.config.Program, Certificates: p.config.Source.Loaded()}
 	}))
 	return mux
 }

@@ -15,6 +15,7 @@ import (
 
 	"github.com/zarf-dev/zarf-registry/internal/net/serviceaddress"
 	"github.com/zarf-dev/zarf-registry/internal/net/tlsfiles/tlsfilestest"
+	"github.com/zarf-dev/zarf-registry/internal/oci"
 	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
@@ -55,7 +56,7 @@ func TestCachesFirst(t *testing.T) {
 	blob := newBlob(300_000)
 	withAPI := func(status int) http.HandlerFunc {
 		return func(w http.ResponseWriter, _ *http.Request) {
-			w.Header().Set(headerAPIVersion, "registry/2.0")
+			w.Header().Set(oci.HeaderAPIVersion, "registry/2.0")
 			w.WriteHeader(status)
 		}
 	}

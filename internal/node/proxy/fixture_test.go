@@ -23,6 +23,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/net/freeport"
 	"github.com/zarf-dev/zarf-registry/internal/net/tlsfiles"
 	"github.com/zarf-dev/zarf-registry/internal/net/tlsfiles/tlsfilestest"
+	"github.com/zarf-dev/zarf-registry/internal/oci"
 	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
@@ -306,11 +307,11 @@ func (b blob) path() string { return "/v2/repository/blobs/" + b.digest }
 // setHeader sets the headers that distribution sets for a blob.
 func (b blob) setHeader(w http.ResponseWriter) {
 	h := w.Header()
-	h.Set(headerAPIVersion, "registry/2.0")
+	h.Set(oci.HeaderAPIVersion, "registry/2.0")
 	h.Set("Content-Type", "application/octet-stream")
 	h.Set("Cache-Control", "max-age=31536000")
 	h.Set("Etag", `"`+b.digest+`"`)
-	h.Set(headerDigest, b.digest)
+	h.Set(oci.HeaderDigest, b.digest)
 }
 
 // store serves blobs as distribution does, including ranges and conditions.
@@ -324,7 +325,7 @@ func (s store) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			return
 		}
 	}
-	w.Header().Set(headerAPIVersion, "registry/2.0")
+	w.Header().Set(oci.HeaderAPIVersion, "registry/2.0")
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(http.StatusNotFound)
 	fmt.Fprintf(w, `{"errors":[{"code":"BLOB_UNKNOWN","message":"blob unknown to registry","detail":%q}]}`+"\n",

@@ -11,6 +11,7 @@ import (
 
 	"github.com/zarf-dev/zarf-registry/internal/net/hopbyhop"
 	"github.com/zarf-dev/zarf-registry/internal/net/protocolmux"
+	"github.com/zarf-dev/zarf-registry/internal/oci"
 )
 
 const (
@@ -101,7 +102,7 @@ func (p *Proxy) forward(w http.ResponseWriter, r *http.Request) (code int, n int
 		return statusClientGone, 0, r.Context().Err()
 	}
 	if err != nil && status == http.StatusOK {
-		w.Header().Set(headerAPIVersion, "registry/2.0")
+		w.Header().Set(oci.HeaderAPIVersion, "registry/2.0")
 		w.WriteHeader(status)
 		return status, 0, nil
 	}

@@ -16,6 +16,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/zarf-dev/zarf-registry/internal/oci"
 	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
@@ -57,7 +58,7 @@ func TestResponsesPassUnchanged(t *testing.T) {
 	ociError := func(status int, code string) http.HandlerFunc {
 		return func(w http.ResponseWriter, _ *http.Request) {
 			w.Header().Set("Content-Type", "application/json")
-			w.Header().Set(headerAPIVersion, "registry/2.0")
+			w.Header().Set(oci.HeaderAPIVersion, "registry/2.0")
 			w.WriteHeader(status)
 			fmt.Fprintf(w, `{"errors":[{"code":%q,"message":"…","detail":null}]}`, code)
 		}

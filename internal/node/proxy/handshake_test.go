@@ -14,7 +14,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/zarf-dev/zarf-registry/internal/api/reloadstatus"
+	"github.com/zarf-dev/zarf-registry/internal/api/loaded"
 	"github.com/zarf-dev/zarf-registry/internal/net/tlsfiles/tlsfilestest"
 	"github.com/zarf-dev/zarf-registry/internal/pki"
 	"github.com/zarf-dev/zarf-registry/test/require"
@@ -438,9 +438,9 @@ func TestClockSkew(t *testing.T) {
 }
 
 // loaded requests /loaded.
-func (f *fixture) loaded(t *testing.T) (report reloadstatus.Report) {
+func (f *fixture) loaded(t *testing.T) (report loaded.State) {
 	t.Helper()
-	code, body := f.getAdmin(t, reloadstatus.Path)
+	code, body := f.getAdmin(t, loaded.Path)
 	if err := json.Unmarshal([]byte(body), &report); err != nil || code != http.StatusOK {
 		t.Fatalf("%d, %v: %s", code, err, body)
 	}
@@ -460,7 +460,7 @@ func TestLoaded(t *testing.T) {
 		http.MethodGet: http.StatusOK, http.MethodHead: http.StatusOK, http.MethodPost: http.StatusMethodNotAllowed,
 		http.MethodDelete: http.StatusMethodNotAllowed,
 	} {
-		request, _ := http.NewRequest(method, "http://"+f.proxy.MetricsAddr().String()+reloadstatus.Path, nil)
+		request, _ := http.NewRequest(method, "http://"+f.proxy.MetricsAddr().String()+loaded.Path, nil)
 		response, body, err := do(request)
 		if err != nil || response.StatusCode != want {
 			t.Errorf("%s: %v, %v", method, response, err)
@@ -471,7 +471,7 @@ func TestLoaded(t *testing.T) {
 			t.Errorf("%s: Content-Type %q, %d bytes", method, response.Header.Get("Content-Type"), len(body))
 		}
 	}
-	if response, _, err := f.get(reloadstatus.Path); err != nil || response.StatusCode != http.StatusNotFound {
+	if response, _, err := f.get(loaded.Path); err != nil || response.StatusCode != http.StatusNotFound {
 		t.Errorf("on the port of the registry: %v, %v", response, err)
 	}
 }

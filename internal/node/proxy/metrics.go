@@ -16,7 +16,6 @@ import (
 
 const prefix = "zarf_registry_proxy_"
 
-// proxyMetrics holds the metrics of one Proxy.
 type proxyMetrics struct {
 	set      *metrics.Set
 	started  atomic.Uint64 // requests started
@@ -38,7 +37,6 @@ type proxyMetrics struct {
 	requests map[requestKey]*metrics.Counter
 }
 
-// upstreamMetrics holds the metrics of connections to the registry or to the caches.
 type upstreamMetrics struct {
 	dials, dialErrors *metrics.Counter
 	latency           *histogram
@@ -104,7 +102,6 @@ func newProxyMetrics(p *Proxy) *proxyMetrics {
 	return m
 }
 
-// addCaches adds the metrics of requests to caches.
 func (m *proxyMetrics) addCaches() {
 	m.cache = newUpstreamMetrics(m.set, prefix+"cache")
 	m.cacheServed = m.set.NewCounter(prefix + `cache_requests_total{result="served"}`)

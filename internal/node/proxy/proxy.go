@@ -25,6 +25,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/logging"
 	"github.com/zarf-dev/zarf-registry/internal/net/connlimit"
 	"github.com/zarf-dev/zarf-registry/internal/net/drain"
+	"github.com/zarf-dev/zarf-registry/internal/net/listen"
 	"github.com/zarf-dev/zarf-registry/internal/net/serviceaddress"
 	"github.com/zarf-dev/zarf-registry/internal/net/tlsfiles"
 )
@@ -125,12 +126,12 @@ func New(config Config) (*Proxy, error) {
 		return nil, fmt.Errorf("invalid drain timeout %s: must not be negative", config.DrainTimeout)
 	}
 	for _, address := range config.Listen {
-		if _, err := listenNetwork(address); err != nil {
+		if _, err := listen.Network(address); err != nil {
 			return nil, err
 		}
 	}
 	if config.MetricsListen != "" {
-		if _, err := listenNetwork(config.MetricsListen); err != nil {
+		if _, err := listen.Network(config.MetricsListen); err != nil {
 			return nil, err
 		}
 	}
@@ -191,7 +192,7 @@ func (p *Proxy) Listen(ctx context.Context) (err error) {
 	var unavailable []error
 	for _, address := range p.config.Listen {
 		l, err := p.listenWhenFree(ctx, address)
-		if addressUnavailable(err) {
+		if listen.Unavailable(err) {
 			p.config.Logger.Warn("address not available on this node, skipping it", "address", address, "error", err)
 			unavailable = append(unavailable, err)
 			continue
@@ -205,6 +206,25 @@ func (p *Proxy) Listen(ctx context.Context) (err error) {
 		return join(unavailable)
 	}
 	return nil
+}
+
+// listenWhenFree listens. With ReusePort, it waits for a process that cannot share the port (SO_REUSEPORT), because it runs as
+// another user or does not share it.
+func (p *Proxy) listenWhenFree(ctx context.Context, address string) (net.Listener, error) {
+	open := func() (net.Listener, error) {
+		// Accepted connections inherit the limit of what is not sent.
+		return listen.Open(ctx, address, listen.Options{ReusePort: p.config.ReusePort, Unsent: unsentSize})
+	}
+	if !p.config.ReusePort {
+		return open()
+	}
+	return listen.WhenFree(ctx, func() {
+		p.config.Logger.Warn("the port is in use by a process that does not share it, waiting until it ends",
+			"address", address)
+		if p.config.Waiting != nil {
+			p.config.Waiting(address + " is in use by a process that does not share it: of another user, or no proxy")
+		}
+	}, open)
 }
 
 func (p *Proxy) closeListeners() {

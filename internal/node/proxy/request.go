@@ -14,11 +14,6 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/net/protocolmux"
 )
 
-const (
-	headerAPIVersion = "Docker-Distribution-Api-Version"
-	headerDigest     = "Docker-Content-Digest"
-)
-
 // request is a client's request as it is forwarded to the registry.
 type request struct {
 	*http.Request // the client's, unmodified; write omits what is not for the registry

@@ -8,13 +8,14 @@ import (
 
 	"github.com/zarf-dev/zarf-registry/internal/net/hopbyhop"
 	"github.com/zarf-dev/zarf-registry/internal/net/httprange"
+	"github.com/zarf-dev/zarf-registry/internal/oci"
 )
 
 // validators identify the bytes of a body: two responses with equal validators carry the same blob.
 type validators struct{ etag, digest string }
 
 func validatorsFrom(r *http.Response) validators {
-	v := validators{r.Header.Get("Etag"), r.Header.Get(headerDigest)}
+	v := validators{r.Header.Get("Etag"), r.Header.Get(oci.HeaderDigest)}
 	if strings.HasPrefix(v.etag, "W/") {
 		v.etag = "" // weak: equivalent, but not byte for byte
 	}

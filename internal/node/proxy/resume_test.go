@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/zarf-dev/zarf-registry/internal/oci"
 	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
@@ -67,7 +68,7 @@ func TestResumeCutBodies(t *testing.T) {
 			handler: func(b blob) http.Handler { return without("Etag", store{b}) },
 		},
 		"a blob that has an ETag but no digest": {
-			handler: func(b blob) http.Handler { return without(headerDigest, store{b}) },
+			handler: func(b blob) http.Handler { return without(oci.HeaderDigest, store{b}) },
 		},
 		"a manifest, for which the registry has no ranges": {
 			handler: func(b blob) http.Handler {
@@ -82,7 +83,7 @@ func TestResumeCutBodies(t *testing.T) {
 			handler: func(b blob) http.Handler {
 				return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 					if r.Header.Get("If-Range") != "" && rand.N(3) == 0 {
-						w.Header().Set(headerAPIVersion, "registry/2.0")
+						w.Header().Set(oci.HeaderAPIVersion, "registry/2.0")
 						w.WriteHeader(http.StatusInternalServerError)
 						return
 					}

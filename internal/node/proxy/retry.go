@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/zarf-dev/zarf-registry/internal/node/cache"
+	"github.com/zarf-dev/zarf-registry/internal/oci"
 )
 
 const (
@@ -167,7 +168,7 @@ func (p *Proxy) askCache(request *request, classify func(*http.Response) (verdic
 	}
 	p.cacheFailures.Store(0)
 	v := retry
-	if resp.Header.Get(headerAPIVersion) == "" {
+	if resp.Header.Get(oci.HeaderAPIVersion) == "" {
 		err = fmt.Errorf("the cache at %s responded with %s", resp.conn.RemoteAddr(), resp.Status)
 	} else {
 		v, err = classify(resp.Response)
@@ -193,18 +194,8 @@ func backoff(attempt int) time.Duration {
 // judgeFirst accepts every response of the registry itself, errors included: they are meant for the
 // client.
 func judgeFirst(r *http.Response) (verdict, error) {
-	if unavailable(r.StatusCode) && !fromRegistry(r) {
+	if cache.FromGateway(r) {
 		return retry, fmt.Errorf("an intermediary responded instead of the registry: %s", r.Status)
 	}
 	return accept, nil
-}
-
-// fromRegistry reports whether a response comes from a registry, not from an intermediary that could
-// not reach one.
-func fromRegistry(r *http.Response) bool {
-	return r.Header.Get(headerAPIVersion) != "" || strings.HasPrefix(r.Header.Get("Content-Type"), "application/json")
-}
-
-func unavailable(code int) bool {
-	return code == http.StatusBadGateway || code == http.StatusServiceUnavailable || code == http.StatusGatewayTimeout
 }

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/zarf-dev/zarf-registry/internal/net/connlimit"
+	"github.com/zarf-dev/zarf-registry/internal/net/listen"
 	"github.com/zarf-dev/zarf-registry/internal/net/protocolmux"
 	"github.com/zarf-dev/zarf-registry/internal/net/tlsfiles"
 )
@@ -19,7 +20,6 @@ import (
 // clientCertificates is NoClientCert because container runtimes have no certificate to present.
 const clientCertificates = tls.NoClientCert
 
-// servers serve the listeners of a Proxy.
 type servers struct {
 	clients, admin           *http.Server
 	accepting, administering sync.WaitGroup
@@ -58,7 +58,6 @@ func (p *Proxy) Run(ctx context.Context) error {
 	return err
 }
 
-// serve begins to serve the listeners.
 func (p *Proxy) serve() *servers {
 	s := &servers{failed: make(chan error, len(p.listeners)+1)}
 	s.clients = p.server(connlimit.Handler(p))
@@ -193,7 +192,7 @@ const acceptGrace = 100 * time.Millisecond
 // handOff sends new connections to the successor and leaves time to accept the pending ones.
 func (p *Proxy) handOff() {
 	for _, l := range p.listeners {
-		if err := handOff(l); err != nil {
+		if err := listen.HandOff(l); err != nil {
 			p.config.Logger.Warn("cannot hand off the listener, new connections may be reset",
 				"address", l.Addr().String(), "error", err.Error())
 			return

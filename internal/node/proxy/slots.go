@@ -35,7 +35,6 @@ func newSlots(total int, pauses *metrics.Counter) *slots {
 	return &slots{total: total, pauses: pauses, free: total}
 }
 
-// take waits for a slot.
 func (s *slots) take(ctx context.Context) error {
 	s.mu.Lock()
 	if s.free > 0 && s.queue.Len() == 0 {
@@ -81,7 +80,6 @@ func (s *slots) reassign() {
 	_ = connection.Close()
 }
 
-// leave gives up waiting.
 func (s *slots) leave(queued *list.Element, granted chan struct{}) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -19,6 +19,7 @@ import (
 
 	"github.com/zarf-dev/zarf-registry/internal/net/connlimit"
 	"github.com/zarf-dev/zarf-registry/internal/net/freeport"
+	"github.com/zarf-dev/zarf-registry/internal/net/listen"
 	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
@@ -229,7 +230,7 @@ func TestConnectionLimit(t *testing.T) {
 
 // The kernel keeps little for a client that does not read.
 func TestUnsentDataIsLimited(t *testing.T) {
-	l := require.Value(open(t.Context(), "127.0.0.1:0", false))(t)
+	l := require.Value(listen.Open(t.Context(), "127.0.0.1:0", listen.Options{Unsent: unsentSize}))(t)
 	defer l.Close()
 	c := require.Value(net.Dial("tcp", l.Addr().String()))(t)
 	defer c.Close()

@@ -212,7 +212,6 @@ func (u *upstream) close() {
 	u.closeIdle()
 }
 
-// closeIdle closes the idle connections.
 func (u *upstream) closeIdle() {
 	u.mu.Lock()
 	dropped := u.idle

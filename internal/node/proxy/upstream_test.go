@@ -19,6 +19,7 @@ import (
 
 	"github.com/zarf-dev/zarf-registry/internal/net/tlsfiles"
 	"github.com/zarf-dev/zarf-registry/internal/net/tlsfiles/tlsfilestest"
+	"github.com/zarf-dev/zarf-registry/internal/oci"
 	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
@@ -399,7 +400,7 @@ func TestIntermediaryResponses(t *testing.T) {
 		"retries a 504 of an intermediary":  {func(w http.ResponseWriter) { http.Error(w, "timeout", 504) }, 200},
 		"retries after a broken connection": {func(http.ResponseWriter) { panic(http.ErrAbortHandler) }, 200},
 		"forwards the registry's 503": {
-			func(w http.ResponseWriter) { w.Header().Set(headerAPIVersion, "registry/2.0"); w.WriteHeader(503) }, 503,
+			func(w http.ResponseWriter) { w.Header().Set(oci.HeaderAPIVersion, "registry/2.0"); w.WriteHeader(503) }, 503,
 		},
 		"forwards an OCI error": {func(w http.ResponseWriter) {
 			w.Header().Set("Content-Type", "application/json; charset=utf-8")

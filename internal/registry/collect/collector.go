@@ -50,7 +50,7 @@ import (
 	"github.com/opencontainers/go-digest"
 
 	"github.com/zarf-dev/zarf-registry/internal/api/gc"
-	"github.com/zarf-dev/zarf-registry/internal/api/reloadstatus"
+	"github.com/zarf-dev/zarf-registry/internal/api/loaded"
 	"github.com/zarf-dev/zarf-registry/internal/registry/content"
 	"github.com/zarf-dev/zarf-registry/internal/registry/poll"
 )
@@ -105,10 +105,10 @@ func (c *Collector) Status() status {
 	return status{c.leases.held(r), r.record.Succeeded, r.record.Failure, r.record.Result}
 }
 
-// Report describes the state of collections.
-func (c *Collector) Report() *reloadstatus.GarbageCollection {
+// Loaded describes the state of collections.
+func (c *Collector) Loaded() *loaded.GarbageCollection {
 	last := c.Status()
-	report := &reloadstatus.GarbageCollection{Running: last.Running, Problem: last.Failure}
+	report := &loaded.GarbageCollection{Running: last.Running, Problem: last.Failure}
 	if last.Succeeded != 0 {
 		at := time.Unix(last.Succeeded, 0).UTC()
 		report.SucceededAt = &at

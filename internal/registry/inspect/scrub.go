@@ -14,7 +14,7 @@ import (
 	"github.com/distribution/distribution/v3/registry/api/errcode"
 	"github.com/opencontainers/go-digest"
 
-	"github.com/zarf-dev/zarf-registry/internal/api/reloadstatus"
+	"github.com/zarf-dev/zarf-registry/internal/api/loaded"
 	"github.com/zarf-dev/zarf-registry/internal/api/scrub"
 	"github.com/zarf-dev/zarf-registry/internal/registry/content"
 	"github.com/zarf-dev/zarf-registry/internal/registry/poll"
@@ -180,12 +180,12 @@ func (s *Scrubber) Refresh(ctx context.Context) {
 }
 
 // Status returns the result of the last complete scrub; nil if there was none.
-func (s *Scrubber) Status() *reloadstatus.Scrub {
+func (s *Scrubber) Status() *loaded.Scrub {
 	record := s.last.Load()
 	if record == nil || record.Finished.IsZero() {
 		return nil
 	}
-	status := &reloadstatus.Scrub{FinishedAt: record.Finished, Problems: len(record.Problems)}
+	status := &loaded.Scrub{FinishedAt: record.Finished, Problems: len(record.Problems)}
 	for _, p := range record.Problems {
 		for _, image := range p.Images {
 			status.Images = append(status.Images, image.String())
@@ -193,8 +193,8 @@ func (s *Scrubber) Status() *reloadstatus.Scrub {
 	}
 	slices.Sort(status.Images)
 	status.Images = slices.Compact(status.Images)
-	if len(status.Images) > reloadstatus.MaxScrubImages {
-		status.Images = status.Images[:reloadstatus.MaxScrubImages]
+	if len(status.Images) > loaded.MaxScrubImages {
+		status.Images = status.Images[:loaded.MaxScrubImages]
 	}
 	return status
 }

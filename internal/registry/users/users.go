@@ -21,7 +21,7 @@ import (
 	"github.com/distribution/distribution/v3/registry/api/errcode"
 	"golang.org/x/crypto/bcrypt"
 
-	"github.com/zarf-dev/zarf-registry/internal/api/reloadstatus"
+	"github.com/zarf-dev/zarf-registry/internal/api/loaded"
 	"github.com/zarf-dev/zarf-registry/internal/registry/poll"
 )
 
@@ -293,10 +293,10 @@ func (c *Users) Secret(purpose string) string {
 	return hex.EncodeToString(mac.Sum(nil))
 }
 
-// Report returns the digests of the files in force.
-func (c *Users) Report() *reloadstatus.Credentials {
+// Loaded returns the digests of the files in force.
+func (c *Users) Loaded() *loaded.Credentials {
 	table := c.current.Load()
-	report := &reloadstatus.Credentials{Push: hex.EncodeToString(table.push.sum[:])}
+	report := &loaded.Credentials{Push: hex.EncodeToString(table.push.sum[:])}
 	if table.pull != nil {
 		report.Pull = hex.EncodeToString(table.pull.sum[:])
 	}

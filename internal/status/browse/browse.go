@@ -119,7 +119,6 @@ type model struct {
 	Repositories int
 }
 
-// image is an image with what the pages show of it.
 type image struct {
 	*catalog.Image
 	References []string
@@ -185,7 +184,6 @@ func (s *Server) refresh(w http.ResponseWriter, r *http.Request) {
 // errNotFound means that a page is about something that does not exist.
 var errNotFound = errors.New("this image is not in the registry (any more)")
 
-// view is the data of a template.
 type view struct {
 	Page  string
 	Model *model

@@ -14,7 +14,7 @@ import (
 	"github.com/opencontainers/go-digest"
 
 	"github.com/zarf-dev/zarf-registry/internal/api/catalog"
-	"github.com/zarf-dev/zarf-registry/internal/api/reloadstatus"
+	"github.com/zarf-dev/zarf-registry/internal/api/loaded"
 	"github.com/zarf-dev/zarf-registry/internal/release/state"
 	"github.com/zarf-dev/zarf-registry/internal/status"
 	"github.com/zarf-dev/zarf-registry/internal/status/browse"
@@ -59,7 +59,7 @@ func (s *source) Load(context.Context) (*browse.Snapshot, error) {
 	snapshot.Status = &status.Report{Namespace: "zarf", Next: []string{"renew <now>"},
 		State: &status.State{Desired: state.Settings{Mode: state.ModeProxy}},
 		Registry: &status.Registry{Desired: 1, Message: "no pod exists", Claim: &status.Claim{Name: "images", Phase: "Bound"},
-			GarbageCollection: &reloadstatus.GarbageCollection{Problem: "no space"}},
+			GarbageCollection: &loaded.GarbageCollection{Problem: "no space"}},
 		Nodes: []status.Node{{Name: "n1", Ready: true}}, Certificates: []status.Certificate{{Secret: "zarf-registry-ca"}}}
 	return snapshot, nil
 }

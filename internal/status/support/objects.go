@@ -27,7 +27,6 @@ import (
 // page is how many objects are read at a time.
 const page = 500
 
-// kind is a kind of objects.
 type kind struct {
 	group, version, resource string
 	// cluster means that the objects have no namespace.
@@ -71,7 +70,6 @@ func (c *collector) kinds() []kind {
 	}
 }
 
-// objects adds a file for each kind.
 func (c *collector) objects(ctx context.Context) error {
 	for _, k := range c.kinds() {
 		name := "objects/" + k.resource + ".yaml"

@@ -15,7 +15,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/zarf-dev/zarf-registry/internal/api/reloadstatus"
+	"github.com/zarf-dev/zarf-registry/internal/api/loaded"
 	"github.com/zarf-dev/zarf-registry/internal/release"
 	"github.com/zarf-dev/zarf-registry/internal/release/names"
 )
@@ -127,7 +127,7 @@ func (c *collector) log(ctx context.Context, file string, p *corev1.Pod, contain
 	})
 }
 
-// metrics adds the metrics and the reload status of each pod that has them.
+// metrics adds the metrics of each pod that has them, and what it has loaded.
 func (c *collector) metrics(ctx context.Context) error {
 	c.pods = c.selectPods(ctx)
 	type response struct {
@@ -156,7 +156,7 @@ func (c *collector) metrics(ctx context.Context) error {
 		ask("/metrics", "metrics/"+p.Name+".txt")
 		switch p.Labels[names.LabelComponent] {
 		case names.ComponentRegistry, names.ComponentProxy, names.ComponentCache:
-			ask(reloadstatus.Path, "metrics/"+p.Name+".loaded.json")
+			ask(loaded.Path, "metrics/"+p.Name+".loaded.json")
 		}
 	}
 	_ = group.Wait() // errors are in the responses

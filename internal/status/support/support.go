@@ -80,7 +80,6 @@ type File struct {
 	Size int64  `json:"size"`
 }
 
-// collector writes a bundle.
 type collector struct {
 	Options
 	tar    *tar.Writer
@@ -152,14 +151,12 @@ func Write(ctx context.Context, w io.Writer, o Options) (*Result, error) {
 	return c.result, nil
 }
 
-// missing records what could not be read.
 func (c *collector) missing(what string, err error) {
 	text := what + ": " + err.Error()
 	c.Log.Warn("missing: " + text)
 	c.result.Missing = append(c.result.Missing, text)
 }
 
-// failed records the error of a request.
 func (c *collector) failed(ctx context.Context, what string, err error) {
 	if err := explain(ctx, err); err != nil {
 		c.missing(what, err)

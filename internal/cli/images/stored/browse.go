@@ -27,7 +27,6 @@ const (
 	maxPort        = 65535
 )
 
-// browseFlags are the flags of images browse.
 type browseFlags struct {
 	cluster cmdflags.Cluster
 	port    int
@@ -117,7 +116,6 @@ func (s *browseSource) close() {
 	s.access.Close()
 }
 
-// Load implements [browse.Source].
 func (s *browseSource) Load(ctx context.Context) (*browse.Snapshot, error) {
 	content, err := cluster.Catalog(ctx, s.access.Transport, s.access.Access)
 	if err != nil {
@@ -131,7 +129,6 @@ func (s *browseSource) Load(ctx context.Context) (*browse.Snapshot, error) {
 	return snapshot, err
 }
 
-// Manifest implements [browse.Source].
 func (s *browseSource) Manifest(ctx context.Context, repository string, d digest.Digest) ([]byte, error) {
 	r, err := s.registry.Repository(repository)
 	if err != nil {

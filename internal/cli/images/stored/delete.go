@@ -16,7 +16,6 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/images/workloads"
 )
 
-// deleteFlags are the flags of images delete.
 type deleteFlags struct {
 	removalFlags
 	force bool

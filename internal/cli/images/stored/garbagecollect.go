@@ -21,7 +21,6 @@ import (
 // collectionSilence is how long the registry may send no event before it counts as gone. It sends one every 5 seconds.
 const collectionSilence = time.Minute
 
-// collectFlags are the flags of garbage-collect.
 type collectFlags struct {
 	cluster cmdflags.Cluster
 	request gc.Request

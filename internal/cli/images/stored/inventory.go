@@ -12,7 +12,6 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/images/inventory"
 )
 
-// inventoryFlags are the flags of images inventory.
 type inventoryFlags struct {
 	cluster cmdflags.Cluster
 	out     string

@@ -188,7 +188,6 @@ func (l *lister) facts(images []*catalog.Image) *storedFacts {
 	return facts
 }
 
-// printStored writes a table of images.
 func printStored(w io.Writer, list Images, noTrunc bool) error {
 	t := render.NewTable(w, append([]string{"REFERENCE"}, factNames...)...)
 	t.Short = !noTrunc
@@ -198,7 +197,6 @@ func printStored(w io.Writer, list Images, noTrunc bool) error {
 	return t.Flush()
 }
 
-// printRepositories writes a table of repositories.
 func printRepositories(w io.Writer, list repositoryList) error {
 	t := render.NewTable(w, append([]string{"REPOSITORY", "IMAGES", "TAGS"}, factNames...)...)
 	for _, r := range list.Items {

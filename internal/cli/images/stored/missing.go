@@ -31,7 +31,6 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/release/names"
 )
 
-// missingFlags are the flags of images missing.
 type missingFlags struct {
 	cluster           cmdflags.Cluster
 	excluded          []string
@@ -412,7 +411,6 @@ func (f *missingFlags) print(w io.Writer, report *missingReport) error {
 	return render.Report(w, f.output, render.MissingImages, report, write, next)
 }
 
-// printMissing writes a table.
 func printMissing(w io.Writer, report *missingReport, noTrunc bool) error {
 	possible := 0
 	if len(report.Images) > 0 {

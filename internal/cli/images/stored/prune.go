@@ -12,7 +12,6 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/images/workloads"
 )
 
-// pruneFlags are the flags of images prune.
 type pruneFlags struct {
 	removalFlags
 	rules                  catalog.Rules

@@ -24,7 +24,6 @@ import (
 // scrubProgress is how often the log says how far the registry has come.
 const scrubProgress = time.Minute
 
-// scrubFlags are the flags of images scrub.
 type scrubFlags struct {
 	cluster cmdflags.Cluster
 	request scrub.Request

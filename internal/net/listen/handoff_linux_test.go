@@ -1,4 +1,4 @@
-package proxy
+package listen
 
 import (
 	"net"
@@ -11,7 +11,7 @@ import (
 func TestHandOff(t *testing.T) {
 	accepts := func(address string) (net.Listener, <-chan net.Conn) {
 		t.Helper()
-		l := require.Value(open(t.Context(), address, true))(t)
+		l := require.Value(Open(t.Context(), address, Options{ReusePort: true}))(t)
 		t.Cleanup(func() { _ = l.Close() })
 		accepted := make(chan net.Conn, 1000)
 		go func() {
@@ -39,20 +39,20 @@ func TestHandOff(t *testing.T) {
 		for n := range 100 {
 			select {
 			case <-accepted:
-			case <-time.After(longest):
+			case <-time.After(timeout):
 				t.Fatalf("%d connections were accepted, want 100", n)
 			}
 		}
 	}
 	first, ofFirst := accepts("127.0.0.1:0")
 	address := first.Addr().String()
-	require.NoError(t, handOff(first))
+	require.NoError(t, HandOff(first))
 	dial(address)
 	all(ofFirst)
 	// Each successor takes over from the previous one.
 	for range 3 {
 		next, ofNext := accepts(address)
-		require.NoError(t, handOff(first))
+		require.NoError(t, HandOff(first))
 		dial(address)
 		all(ofNext)
 		_ = first.Close()

@@ -1,11 +1,11 @@
-// Package reloadstatus defines the report of which certificates and credentials a running program has
-// loaded from its mounted Secrets, and which program it is. The registry, the proxies and the caches serve it
-// at /loaded, next to their metrics. init-hook reads it during a rotation, and removes the old CA only
-// when all pods have loaded the new one. It reads it too after it has changed the proxies' program.
+// Package loaded defines which certificates and credentials a running program has loaded from its mounted Secrets, and
+// which program it is. The registry, the proxies and the caches serve that at /loaded, next to their metrics. init-hook
+// reads it during a rotation, and removes the old CA only when all pods have loaded the new one. It reads it too after
+// it has changed the proxies' program.
 //
-// The package contains the types, their JSON and the HTTP handler; it does not load anything. Reports
-// are public: they contain no keys or passwords, and identify certificates by subject, serial and digest.
-package reloadstatus
+// The package contains the types, their JSON and the HTTP handler; it does not load anything. All of it is public: it
+// contains no keys or passwords, and identifies certificates by subject, serial and digest.
+package loaded
 
 import (
 	"encoding/json"
@@ -15,11 +15,11 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/api/space"
 )
 
-// Path is the HTTP path of the report.
+// Path is the HTTP path of a State.
 const Path = "/loaded"
 
-// Report is the response of Path.
-type Report struct {
+// State is the response of Path.
+type State struct {
 	// Program is the SHA-256 of the program of a proxy or a cache, in lower-case hexadecimal. It is empty for
 	// others, and for those from an ordinary image.
 	Program      string       `json:"program,omitempty"`
@@ -41,11 +41,11 @@ type Report struct {
 	// Space is how full the volume is. It is nil for proxies, and with S3.
 	Space *space.Usage `json:"space,omitempty"`
 	// Cache is nil for all but caches.
-	Cache *CacheReport `json:"cache,omitempty"`
+	Cache *Cache `json:"cache,omitempty"`
 }
 
-// CacheReport is what a cache holds, and how it answered since it was started.
-type CacheReport struct {
+// Cache is what a cache holds, and how it answered since it was started.
+type Cache struct {
 	// Size is the limit of the cache's directory, Used what it holds, both in bytes.
 	Size int64 `json:"size"`
 	Used int64 `json:"used"`
@@ -79,12 +79,12 @@ type Scrub struct {
 	Images []string `json:"images,omitempty"`
 }
 
-// Handler responds to every request with the result of report. The caller restricts methods.
-func Handler(report func() Report) http.Handler {
+// Handler responds to every request with the result of state. The caller restricts methods.
+func Handler(state func() State) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "application/json")
 		w.Header().Set("Cache-Control", "no-store")
-		_ = json.NewEncoder(w).Encode(report()) // the client may have disconnected
+		_ = json.NewEncoder(w).Encode(state()) // the client may have disconnected
 	})
 }
 

@@ -19,7 +19,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/zarf-dev/zarf-registry/internal/api/reloadstatus"
+	"github.com/zarf-dev/zarf-registry/internal/api/loaded"
 	"github.com/zarf-dev/zarf-registry/internal/release/names"
 	"github.com/zarf-dev/zarf-registry/test/require"
 )
@@ -50,23 +50,23 @@ func serving(t *testing.T, handler http.HandlerFunc) *Registry {
 	}}
 }
 
-func sampleReport() *reloadstatus.Report {
+func sampleReport() *loaded.State {
 	at := time.Date(2026, 11, 21, 12, 0, 0, 0, time.UTC)
-	certificate := func(subject, digit string) reloadstatus.Certificate {
-		return reloadstatus.Certificate{Subject: subject, Serial: "1f", SHA256: strings.Repeat(digit, 64), NotBefore: at,
+	certificate := func(subject, digit string) loaded.Certificate {
+		return loaded.Certificate{Subject: subject, Serial: "1f", SHA256: strings.Repeat(digit, 64), NotBefore: at,
 			NotAfter: at.Add(time.Hour)}
 	}
-	return &reloadstatus.Report{
-		Certificates: reloadstatus.Certificates{Generation: 3, LoadedAt: at, Leaf: certificate("CN=leaf", "a"),
-			TrustedCAs: []reloadstatus.Certificate{certificate("CN=ca", "b")}, ReloadErrors: 2, Problem: "broken"},
-		Credentials: &reloadstatus.Credentials{Push: strings.Repeat("c", 64)},
+	return &loaded.State{
+		Certificates: loaded.Certificates{Generation: 3, LoadedAt: at, Leaf: certificate("CN=leaf", "a"),
+			TrustedCAs: []loaded.Certificate{certificate("CN=ca", "b")}, ReloadErrors: 2, Problem: "broken"},
+		Credentials: &loaded.Credentials{Push: strings.Repeat("c", 64)},
 	}
 }
 
 func TestLoaded(t *testing.T) {
 	want := sampleReport()
 	content := require.Value(json.Marshal(want))(t)
-	edited := func(edit func(*reloadstatus.Report)) string {
+	edited := func(edit func(*loaded.State)) string {
 		r := sampleReport()
 		edit(r)
 		text := require.Value(json.Marshal(r))(t)
@@ -83,20 +83,20 @@ func TestLoaded(t *testing.T) {
 		"not ready":                {503, "starting", "response 503 Service Unavailable"},
 		"no JSON":                  {200, "# metrics", "invalid character"},
 		"trailing data":            {200, string(content) + "{}", "after top-level value"},
-		"too large": {200, `{"certificates": "` + strings.Repeat("x", maxReloadStatus) + `"}`,
+		"too large": {200, `{"certificates": "` + strings.Repeat("x", maxLoaded) + `"}`,
 			"more than 1048576 bytes"},
 		"empty": {200, `{}`, "no generation"},
-		"a leaf without a fingerprint": {200, edited(func(r *reloadstatus.Report) { r.Certificates.Leaf.SHA256 = "AA:BB" }),
+		"a leaf without a fingerprint": {200, edited(func(r *loaded.State) { r.Certificates.Leaf.SHA256 = "AA:BB" }),
 			`leaf: invalid SHA-256 "AA:BB"`},
-		"no CA": {200, edited(func(r *reloadstatus.Report) { r.Certificates.TrustedCAs = nil }),
+		"no CA": {200, edited(func(r *loaded.State) { r.Certificates.TrustedCAs = nil }),
 			"no CA"},
 		"a CA without a fingerprint": {200,
-			edited(func(r *reloadstatus.Report) { r.Certificates.TrustedCAs[0].SHA256 = "" }),
+			edited(func(r *loaded.State) { r.Certificates.TrustedCAs[0].SHA256 = "" }),
 			`CA "CN=ca": invalid SHA-256 ""`},
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := serving(t, func(w http.ResponseWriter, r *http.Request) {
-				if r.Method != http.MethodGet || r.URL.Path != reloadstatus.Path {
+				if r.Method != http.MethodGet || r.URL.Path != loaded.Path {
 					t.Errorf("requested %s %s", r.Method, r.URL.Path)
 				}
 				w.WriteHeader(c.status)
@@ -110,7 +110,7 @@ func TestLoaded(t *testing.T) {
 				return
 			}
 			if err == nil || got != nil || !strings.HasPrefix(err.Error(),
-				"reading the reload status of pod zarf/p: port 9100: ") || !strings.Contains(err.Error(), c.want) {
+				"reading what pod zarf/p has loaded: port 9100: ") || !strings.Contains(err.Error(), c.want) {
 				t.Errorf("error is %v, want one with %q", err, c.want)
 			}
 		})
@@ -156,12 +156,12 @@ func TestLoadedNamesThePod(t *testing.T) {
 		want string
 	}{
 		"without a port": {without, nil, nil,
-			"reading the reload status of pod zarf/p: annotation zarf-registry/metrics-port is missing"},
+			"reading what pod zarf/p has loaded: annotation zarf-registry/metrics-port is missing"},
 		"with a word for a port": {podWithPort("metrics"), nil, nil,
-			`reading the reload status of pod zarf/p: annotation zarf-registry/metrics-port: invalid port "metrics"`},
+			`reading what pod zarf/p has loaded: annotation zarf-registry/metrics-port: invalid port "metrics"`},
 		"with an impossible port": {podWithPort("65536"), nil, nil, `invalid port "65536"`},
 		"without a connection": {podWithPort("9100"), nil, errors.New("pods \"p\" is forbidden"),
-			`reading the reload status of pod zarf/p: port 9100: pods "p" is forbidden`},
+			`reading what pod zarf/p has loaded: port 9100: pods "p" is forbidden`},
 		"without a listener": {podWithPort("9100"), failing{err: refused}, nil, "connection refused"},
 	} {
 		r := &Registry{Forward: func(context.Context, *corev1.Pod, int) (net.Conn, error) { return c.conn, c.err }}
@@ -192,7 +192,7 @@ func TestLoadedTimesOut(t *testing.T) {
 			r := &Registry{Forward: func(context.Context, *corev1.Pod, int) (net.Conn, error) { return noDeadlines{client}, nil }}
 			_, err := r.Loaded(ctx, podWithPort("9100"))
 			if err == nil || !strings.Contains(err.Error(),
-				"reading the reload status of pod zarf/p: port 9100: the test's time is over") {
+				"reading what pod zarf/p has loaded: port 9100: the test's time is over") {
 				t.Errorf("a pod %s: error is %v", name, err)
 			}
 			if _, err := client.Write([]byte("x")); err == nil {

@@ -1,4 +1,4 @@
-package proxy
+package listen
 
 import (
 	"errors"
@@ -8,14 +8,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// handOff makes the kernel send new connections to the successor that listens on the same address.
+// HandOff makes the kernel send new connections to the successor that listens on the same address.
 // Closing the listener instead would reset connections that the kernel has completed but this
 // process has not accepted.
 //
 // Among sockets that share a port, the oldest has index 0; when it is closed, the youngest takes
 // that index. So this process is 0 and its successor is 1. If there is no successor, the kernel
 // finds no index 1 and falls back to its default selection.
-func handOff(l net.Listener) error {
+func HandOff(l net.Listener) error {
 	listener, is := l.(syscall.Conn)
 	if !is {
 		return errors.New("listener is not a socket")

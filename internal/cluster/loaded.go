@@ -13,27 +13,27 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
-	"github.com/zarf-dev/zarf-registry/internal/api/reloadstatus"
+	"github.com/zarf-dev/zarf-registry/internal/api/loaded"
 	"github.com/zarf-dev/zarf-registry/internal/release"
 	"github.com/zarf-dev/zarf-registry/internal/release/names"
 )
 
 const (
-	// reloadStatusTimeout bounds one request. The response is small and in memory: what takes longer is
+	// loadedTimeout bounds one request. The response is small and in memory: what takes longer is
 	// a pod, a node or an API server that does not answer at all.
-	reloadStatusTimeout = 5 * time.Second
-	// maxReloadStatus is in bytes. A certificate takes about 300, and a ca.crt of 64 KiB holds a hundred.
-	maxReloadStatus = 1 << 20
+	loadedTimeout = 5 * time.Second
+	// maxLoaded is in bytes. A certificate takes about 300, and a ca.crt of 64 KiB holds a hundred.
+	maxLoaded = 1 << 20
 )
 
-// Loaded returns the reload status of a pod of the registry, a proxy or a cache. It always goes through the
-// API server: the port is on a loopback interface, or behind a NetworkPolicy.
-func (r *Registry) Loaded(ctx context.Context, pod *corev1.Pod) (*reloadstatus.Report, error) {
-	report, err := r.reloadStatus(ctx, pod)
+// Loaded returns what a pod of the registry, a proxy or a cache has loaded. It always goes through the API server: the
+// port is on a loopback interface, or behind a NetworkPolicy.
+func (r *Registry) Loaded(ctx context.Context, pod *corev1.Pod) (*loaded.State, error) {
+	state, err := r.loaded(ctx, pod)
 	if err != nil {
-		return nil, fmt.Errorf("reading the reload status of pod %s/%s: %w", pod.Namespace, pod.Name, err)
+		return nil, fmt.Errorf("reading what pod %s/%s has loaded: %w", pod.Namespace, pod.Name, err)
 	}
-	return report, nil
+	return state, nil
 }
 
 // PlainOpen reports whether the plain listener of a registry's pod accepts connections of other pods. A port-forward
@@ -41,8 +41,8 @@ func (r *Registry) Loaded(ctx context.Context, pod *corev1.Pod) (*reloadstatus.R
 // registry is asked instead. An error means that this could not be determined.
 func (r *Registry) PlainOpen(ctx context.Context, pod *corev1.Pod) (bool, error) {
 	if !r.Direct {
-		report, err := r.Loaded(ctx, pod)
-		return err == nil && report.PlainListenerOpen != nil && *report.PlainListenerOpen, err
+		state, err := r.Loaded(ctx, pod)
+		return err == nil && state.PlainListenerOpen != nil && *state.PlainListenerOpen, err
 	}
 	ctx, cancel := context.WithTimeout(ctx, listeningTimeout)
 	defer cancel()
@@ -69,7 +69,6 @@ func (r *Registry) Fetch(ctx context.Context, pod *corev1.Pod, path string, w io
 	})
 }
 
-// metricsPort returns the port in a pod's annotation.
 func metricsPort(pod *corev1.Pod) (int, error) {
 	text, ok := pod.Annotations[names.AnnotationMetricsPort]
 	if !ok {
@@ -82,16 +81,15 @@ func metricsPort(pod *corev1.Pod) (int, error) {
 	return port, nil
 }
 
-func (r *Registry) reloadStatus(ctx context.Context, pod *corev1.Pod) (report *reloadstatus.Report, err error) {
+func (r *Registry) loaded(ctx context.Context, pod *corev1.Pod) (state *loaded.State, err error) {
 	port, err := metricsPort(pod)
 	if err != nil {
 		return nil, err
 	}
-	ctx, cancel := context.WithTimeoutCause(ctx, reloadStatusTimeout,
-		fmt.Errorf("no answer within %s", reloadStatusTimeout))
+	ctx, cancel := context.WithTimeoutCause(ctx, loadedTimeout, fmt.Errorf("no answer within %s", loadedTimeout))
 	defer cancel()
-	err = r.get(ctx, pod, port, reloadstatus.Path, func(response *http.Response) error {
-		report, err = decodeReloadStatus(response)
+	err = r.get(ctx, pod, port, loaded.Path, func(response *http.Response) error {
+		state, err = decodeLoaded(response)
 		return err
 	})
 	if cause := context.Cause(ctx); err != nil && cause != nil {
@@ -100,36 +98,36 @@ func (r *Registry) reloadStatus(ctx context.Context, pod *corev1.Pod) (report *r
 	if err != nil {
 		return nil, fmt.Errorf("port %d: %w", port, err)
 	}
-	return report, nil
+	return state, nil
 }
 
-func decodeReloadStatus(response *http.Response) (*reloadstatus.Report, error) {
+func decodeLoaded(response *http.Response) (*loaded.State, error) {
 	if response.StatusCode != http.StatusOK {
 		return nil, fmt.Errorf("response %s", response.Status)
 	}
-	body, err := io.ReadAll(io.LimitReader(response.Body, maxReloadStatus+1))
+	body, err := io.ReadAll(io.LimitReader(response.Body, maxLoaded+1))
 	if err != nil {
 		return nil, err
 	}
-	if len(body) > maxReloadStatus {
-		return nil, fmt.Errorf("invalid response: more than %d bytes", maxReloadStatus)
+	if len(body) > maxLoaded {
+		return nil, fmt.Errorf("invalid response: more than %d bytes", maxLoaded)
 	}
-	var report reloadstatus.Report
+	var state loaded.State
 	// Newer releases may add fields.
-	if err := json.Unmarshal(body, &report); err != nil {
+	if err := json.Unmarshal(body, &state); err != nil {
 		return nil, fmt.Errorf("invalid response: %w", err)
 	}
-	if err := validateCertificates(report.Certificates); err != nil {
+	if err := validateCertificates(state.Certificates); err != nil {
 		return nil, fmt.Errorf("invalid response: %w", err)
 	}
-	return &report, nil
+	return &state, nil
 }
 
-// sha256Hex is the format of SHA-256 digests in a report.
+// sha256Hex is the format of SHA-256 digests in a State.
 var sha256Hex = regexp.MustCompile(`^[0-9a-f]{64}$`)
 
 // validateCertificates rejects digests in an unknown format, which would compare as "not loaded yet".
-func validateCertificates(c reloadstatus.Certificates) error {
+func validateCertificates(c loaded.Certificates) error {
 	switch {
 	case c.Generation == 0:
 		return errors.New("no generation")
