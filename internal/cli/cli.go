@@ -71,7 +71,7 @@ func execute(ctx context.Context, root *cobra.Command, stderr io.Writer) int {
 	began := false
 	noteBegin(root, &began)
 	if cmd, err := root.ExecuteContextC(ctx); err != nil {
-		if silent, printed := errors.AsType[*render.Silent](err); printed {
+		if silent, printed := errors.AsType[*render.SilentError](err); printed {
 			return silent.Code
 		}
 		fmt.Fprintln(stderr, logging.Printable(fmt.Sprintf("Error: %v", err)))
@@ -82,7 +82,7 @@ func execute(ctx context.Context, root *cobra.Command, stderr io.Writer) int {
 			fmt.Fprintf(stderr, "see %s --help\n", cmd.CommandPath())
 			return exitcode.Refused
 		}
-		if _, blocked := errors.AsType[*install.Blocked](err); blocked || exitcode.IsRefusal(err) {
+		if _, blocked := errors.AsType[*install.BlockedError](err); blocked || exitcode.IsRefusal(err) {
 			return exitcode.Refused
 		}
 		return exitcode.Failed

@@ -88,7 +88,7 @@ func TestHeal(t *testing.T) {
 			if (err != nil) != (c.err != "") || err != nil && !strings.Contains(err.Error(), c.err) {
 				t.Errorf("%v, want %q", err, c.err)
 			}
-			if silent, ok := errors.AsType[*render.Silent](err); ok != c.silent || ok && silent.Code != exitcode.Found {
+			if silent, ok := errors.AsType[*render.SilentError](err); ok != c.silent || ok && silent.Code != exitcode.Found {
 				t.Errorf("%v is explained by the output: %t", err, !c.silent)
 			}
 			if !strings.Contains(out, c.out) || patches != c.patches {

@@ -249,7 +249,7 @@ func (f *chartFlags) printPlan(w io.Writer, c *chart.Chart, plan *install.Plan) 
 		fmt.Fprintf(w, "\nblockers: %d, warnings: %d; no changes were made\n", blockers, len(plan.Findings)-blockers)
 	}
 	if blockers > 0 {
-		return &render.Silent{Code: exitcode.Refused, Err: fmt.Errorf("%d blockers", blockers)}
+		return &render.SilentError{Code: exitcode.Refused, Err: fmt.Errorf("%d blockers", blockers)}
 	}
 	return nil
 }

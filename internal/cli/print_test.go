@@ -49,7 +49,7 @@ func TestPreflightIsPrintedWithCauseAndRemedy(t *testing.T) {
 	}}
 	var out bytes.Buffer
 	err := f.printPlan(&out, c, plan)
-	if silent, ok := errors.AsType[*render.Silent](err); !ok || silent.Code != exitcode.Refused {
+	if silent, ok := errors.AsType[*render.SilentError](err); !ok || silent.Code != exitcode.Refused {
 		t.Errorf("a blocker gives the error %v", err)
 	}
 	golden.Check(t, "text", out.String())

@@ -210,7 +210,7 @@ func (f *bundleFlags) writePreflight(ctx context.Context, client kubernetes.Inte
 	if err == nil {
 		err = flags.plan(ctx, w, i)
 	}
-	if _, blockers := errors.AsType[*render.Silent](err); blockers {
+	if _, blockers := errors.AsType[*render.SilentError](err); blockers {
 		return nil // they are in the output
 	}
 	return err

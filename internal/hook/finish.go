@@ -22,7 +22,7 @@ import (
 // A switch changes who answers on the node port before pulls are verified, because kube-proxy hides
 // the proxies. If verification fails, Finish switches back.
 func (h *Hook) Finish(ctx context.Context) error {
-	f := &finish{run: h.start()}
+	f := &finishRun{run: h.start()}
 	defer f.verifier.DeletePods() // also those of a killed run in either mode
 	if err := f.phase(ctx, "finish", f.steps()); err != nil {
 		return err
@@ -31,8 +31,8 @@ func (h *Hook) Finish(ctx context.Context) error {
 	return nil
 }
 
-// finish holds what the steps of one Finish share.
-type finish struct {
+// finishRun holds what the steps of one Finish share.
+type finishRun struct {
 	*run
 	// switching is true if the last verified mode is another one that shares the port.
 	switching bool
@@ -44,7 +44,7 @@ type finish struct {
 	rotated bool
 }
 
-func (f *finish) steps() []steps.Step {
+func (f *finishRun) steps() []steps.Step {
 	s := &f.Settings
 	nodePort, proxy, external := []state.Mode{state.ModeNodePort}, []state.Mode{state.ModeProxy},
 		[]state.Mode{state.ModeExternal}
@@ -105,17 +105,17 @@ func (f *finish) steps() []steps.Step {
 	}...)
 }
 
-func (f *finish) waitRegistry(ctx context.Context) (string, error) {
+func (f *finishRun) waitRegistry(ctx context.Context) (string, error) {
 	return f.WaitRegistry(ctx, f.cluster.Deployments)
 }
 
-func (f *finish) verify(ctx context.Context) (did string, err error) {
+func (f *finishRun) verify(ctx context.Context) (did string, err error) {
 	f.verified, did, err = f.verifier.Nodes(ctx, f.switching)
 	return did, err
 }
 
 // verifyMirrors warns of nodes that ignore their mirrors. Pulls by the registry's own address work there.
-func (f *finish) verifyMirrors(ctx context.Context) (string, error) {
+func (f *finishRun) verifyMirrors(ctx context.Context) (string, error) {
 	m, err := f.verifier.Mirrors(ctx, f.verified)
 	if err != nil {
 		return "", err
@@ -133,7 +133,7 @@ func (f *finish) verifyMirrors(ctx context.Context) (string, error) {
 }
 
 // collect deletes previous payloads. Proxies that the chart no longer renders are about to end.
-func (f *finish) collect(ctx context.Context) (string, error) {
+func (f *finishRun) collect(ctx context.Context) (string, error) {
 	return f.payload.Collect(ctx, func(pod corev1.Pod) bool {
 		return pod.Labels[names.LabelComponent] == names.ComponentProxy && !f.UsesProxy(pod)
 	})
@@ -141,7 +141,7 @@ func (f *finish) collect(ctx context.Context) (string, error) {
 
 // readState refuses to run without a prepare of the same settings, because the steps delete what
 // the mode does not need.
-func (f *finish) readState(ctx context.Context) (string, error) {
+func (f *finishRun) readState(ctx context.Context) (string, error) {
 	_, s, err := f.RequireState(ctx)
 	if err != nil {
 		return "", err
@@ -156,7 +156,7 @@ func (f *finish) readState(ctx context.Context) (string, error) {
 	return fmt.Sprintf("%s mode at %s is desired", s.Desired.Mode, s.Desired.Address), nil
 }
 
-func (f *finish) record(ctx context.Context) (string, error) {
+func (f *finishRun) record(ctx context.Context) (string, error) {
 	did := ""
 	err := f.UpdateState(ctx, func(s *state.State) bool {
 		desired := s.Desired
@@ -185,7 +185,7 @@ const rotationTimeout = 2 * time.Minute
 
 // rotate continues a CA rotation where prepare had to stop. It is not an error if pods have not loaded
 // the certificates in time: they keep working, and the CronJob continues the rotation.
-func (f *finish) rotate(ctx context.Context) (did string, err error) {
+func (f *finishRun) rotate(ctx context.Context) (did string, err error) {
 	_, s, err := f.RequireState(ctx)
 	if err != nil {
 		return "", err
@@ -207,7 +207,7 @@ func (f *finish) rotate(ctx context.Context) (did string, err error) {
 	return fmt.Sprintf("%s; not finished, waiting for %d pods", r.Did(), len(waiting)), nil
 }
 
-func (f *finish) unneeded(ctx context.Context) (string, error) {
+func (f *finishRun) unneeded(ctx context.Context) (string, error) {
 	if !f.rotated {
 		return "nothing: it may still be needed", nil
 	}

@@ -31,13 +31,13 @@ const silentTimeout = 20 * time.Second
 
 // handOver waits until the proxies on ready nodes run the program of the payload. Their loaders start
 // it beside the previous one, which ends when it is ready.
-func (f *finish) handOver(ctx context.Context) (string, error) {
+func (f *finishRun) handOver(ctx context.Context) (string, error) {
 	if !f.Settings.Injector.Enabled {
 		return "nothing: injector.enabled=false, a changed image replaces the proxies", nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, handOverTimeout)
 	defer cancel()
-	h := &handover{finish: f, want: map[string]string{}, current: map[string]bool{}}
+	h := &handover{finishRun: f, want: map[string]string{}, current: map[string]bool{}}
 	begin, refresher := time.Now(), reload.Refresher{}
 	for {
 		late, err := h.look(ctx)
@@ -65,7 +65,7 @@ func (f *finish) handOver(ctx context.Context) (string, error) {
 
 // handover is the state of one wait.
 type handover struct {
-	*finish
+	*finishRun
 	want    map[string]string // SHA-256 of the program, by architecture
 	nodes   nodes.ReadyNodes
 	current map[string]bool // proxies that run it, by name and UID

@@ -60,7 +60,7 @@ func (r *run) hostingOwner() string { return r.Settings.Namespace + "/" + r.Sett
 // advertise writes the ConfigMap unless another registry owns it. With an external registry, or if
 // advertising is off, it deletes the ConfigMap that this release wrote. Nothing depends on the
 // ConfigMap, so a missing permission is no failure.
-func (f *finish) advertise(ctx context.Context) (string, error) {
+func (f *finishRun) advertise(ctx context.Context) (string, error) {
 	if !f.Settings.Finish.LocalRegistryHosting || f.Settings.Mode == state.ModeExternal {
 		return f.withdraw(ctx)
 	}
@@ -72,7 +72,7 @@ func (f *finish) advertise(ctx context.Context) (string, error) {
 	return f.unlessForbidden(did, err)
 }
 
-func (f *finish) tryAdvertise(ctx context.Context) (string, error) {
+func (f *finishRun) tryAdvertise(ctx context.Context) (string, error) {
 	want := f.hostingConfigMap()
 	have, err := f.cluster.HostingConfigMaps.Get(ctx, HostingName, metav1.GetOptions{})
 	switch {

@@ -19,7 +19,7 @@ import (
 func (h *Hook) Prepare(ctx context.Context) error {
 	r := h.start()
 	i := r.inspection()
-	p := &prepare{run: r, inspection: i, rotation: &certs.Rotation{Manager: r.certs, PKI: h.Settings.Certificates()}}
+	p := &prepareRun{run: r, inspection: i, rotation: &certs.Rotation{Manager: r.certs, PKI: h.Settings.Certificates()}}
 	return r.phase(ctx, "prepare", []steps.Step{
 		{Name: "list the nodes", Run: i.Look,
 			Why: "injected pods need the nodes' own pause image and a payload for each architecture"},
@@ -53,14 +53,14 @@ func (h *Hook) Prepare(ctx context.Context) error {
 	})
 }
 
-// prepare holds what the steps of one Prepare share.
-type prepare struct {
+// prepareRun holds what the steps of one Prepare share.
+type prepareRun struct {
 	*run
 	inspection *preflight.Inspection
 	rotation   *certs.Rotation
 }
 
-func (p *prepare) decide(ctx context.Context) (string, error) {
+func (p *prepareRun) decide(ctx context.Context) (string, error) {
 	if _, err := p.hookImage(); err != nil {
 		return "", err
 	}
@@ -68,7 +68,7 @@ func (p *prepare) decide(ctx context.Context) (string, error) {
 }
 
 // recordPKI saves where certificates come from. Without a saved state, it saves all that is decided.
-func (p *prepare) recordPKI(ctx context.Context) (string, error) {
+func (p *prepareRun) recordPKI(ctx context.Context) (string, error) {
 	did := "unchanged"
 	err := p.save(ctx, func(saved *state.State) *state.State {
 		switch {
@@ -86,7 +86,7 @@ func (p *prepare) recordPKI(ctx context.Context) (string, error) {
 // certificates issues or copies the certificates as far as possible without waiting for pods. If that
 // changes the trusted CAs, finish completes the CA rotation: only then do pods run that can report what
 // they have loaded.
-func (p *prepare) certificates(ctx context.Context) (string, error) {
+func (p *prepareRun) certificates(ctx context.Context) (string, error) {
 	waiting, err := p.rotation.Run(ctx)
 	if err != nil || len(waiting) == 0 {
 		return p.rotation.Did(), err
@@ -98,7 +98,7 @@ func (p *prepare) certificates(ctx context.Context) (string, error) {
 		release.List(waiting)), nil
 }
 
-func (p *prepare) pushCredential(ctx context.Context) (string, error) {
+func (p *prepareRun) pushCredential(ctx context.Context) (string, error) {
 	copied := p.inspection.Saved != nil && p.inspection.Saved.PushSecret != ""
 	if s := p.Settings; s.PKI.Zarf && s.Push.Secret != "" {
 		if err := p.credentials.RefuseZarfsName(ctx, s.Push.Secret); err != nil {
@@ -113,7 +113,7 @@ func (p *prepare) pushCredential(ctx context.Context) (string, error) {
 }
 
 // ownPort makes the Service that owns the node port. Who serves the port changes in finish only.
-func (p *prepare) ownPort(ctx context.Context) (string, error) {
+func (p *prepareRun) ownPort(ctx context.Context) (string, error) {
 	var working state.Mode
 	if saved := p.inspection.Saved; saved != nil {
 		working = saved.Working().Mode
@@ -122,7 +122,7 @@ func (p *prepare) ownPort(ctx context.Context) (string, error) {
 }
 
 // seed writes the payload for every architecture of the nodes.
-func (p *prepare) seed(ctx context.Context) (string, error) {
+func (p *prepareRun) seed(ctx context.Context) (string, error) {
 	s := &p.Settings
 	if !s.Injector.Enabled {
 		return "nothing: injector.enabled=false, the nodes pull ordinary images", nil
@@ -130,7 +130,7 @@ func (p *prepare) seed(ctx context.Context) (string, error) {
 	return p.payload.Seed(ctx, p.inspection.Architectures(), s.Programs)
 }
 
-func (p *prepare) record(ctx context.Context) (string, error) {
+func (p *prepareRun) record(ctx context.Context) (string, error) {
 	if err := p.save(ctx, p.next); err != nil {
 		return "", err
 	}
@@ -140,7 +140,7 @@ func (p *prepare) record(ctx context.Context) (string, error) {
 
 // save writes the state that follows the saved one, unless that is nil. It reads the saved one again: a CA
 // rotation and the CronJob write it too.
-func (p *prepare) save(ctx context.Context, next func(saved *state.State) *state.State) error {
+func (p *prepareRun) save(ctx context.Context, next func(saved *state.State) *state.State) error {
 	return release.RetryOnConflict(ctx, func() error {
 		secret, saved, err := p.LoadState(ctx)
 		if err != nil {
@@ -153,7 +153,7 @@ func (p *prepare) save(ctx context.Context, next func(saved *state.State) *state
 	})
 }
 
-func (p *prepare) next(saved *state.State) *state.State {
+func (p *prepareRun) next(saved *state.State) *state.State {
 	decided := &p.Settings
 	s := &state.State{Phase: state.PhasePrepared, Desired: p.inspection.Desired, PortNotReserved: p.port.Unreserved}
 	if saved != nil {
@@ -179,7 +179,7 @@ func (p *prepare) next(saved *state.State) *state.State {
 
 // pauseImages returns the images of injected programs, to record. A rendering that could not see the
 // cluster chose by default, and changes nothing that is recorded.
-func (p *prepare) pauseImages(saved *state.State) map[string]state.PauseImage {
+func (p *prepareRun) pauseImages(saved *state.State) map[string]state.PauseImage {
 	images := map[string]state.PauseImage{}
 	if saved != nil {
 		maps.Copy(images, saved.PauseImages)

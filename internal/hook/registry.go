@@ -34,7 +34,7 @@ type Registry interface {
 	HookImage() (own *state.HookImage, missing string)
 }
 
-func (f *finish) push(ctx context.Context) (string, error) {
+func (f *finishRun) push(ctx context.Context) (string, error) {
 	access, err := f.access(ctx)
 	if err != nil {
 		return "", err
@@ -66,7 +66,7 @@ func (f *finish) push(ctx context.Context) (string, error) {
 }
 
 // warnOfCronJobs warns if neither this process nor a previous one has pushed the image of the CronJobs.
-func (f *finish) warnOfCronJobs(ctx context.Context, again string) {
+func (f *finishRun) warnOfCronJobs(ctx context.Context, again string) {
 	if !f.unpushed {
 		return
 	}
@@ -95,7 +95,7 @@ func (r *run) hookImage() (*state.HookImage, error) {
 	return own, nil
 }
 
-func (f *finish) access(ctx context.Context) (release.PushAccess, error) {
+func (f *finishRun) access(ctx context.Context) (release.PushAccess, error) {
 	read := func(suffix string) (*corev1.Secret, error) {
 		s, err := f.Secret(ctx, f.Settings.Name+suffix)
 		if err == nil && s == nil {

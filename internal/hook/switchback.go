@@ -20,7 +20,7 @@ const (
 
 // orSwitchBack wraps each step so that its failure lets the previous mode serve the port again, even if
 // the run timed out or was interrupted: nothing of that mode is deleted until pulls are verified.
-func (f *finish) orSwitchBack(list []steps.Step) []steps.Step {
+func (f *finishRun) orSwitchBack(list []steps.Step) []steps.Step {
 	for i, s := range list {
 		if s.Run == nil {
 			continue
@@ -38,7 +38,7 @@ func (f *finish) orSwitchBack(list []steps.Step) []steps.Step {
 
 // switchBack undoes the switch of this run, or of one that was killed. It returns the error that made
 // this necessary together with the outcome.
-func (f *finish) switchBack(failure error) error {
+func (f *finishRun) switchBack(failure error) error {
 	ctx, cancel := context.WithTimeout(context.Background(), switchBackTimeout) // the run's context may have ended
 	defer cancel()
 	var cause error
@@ -67,7 +67,7 @@ func (f *finish) switchBack(failure error) error {
 }
 
 // trySwitchBack returns what it changed, or "" if nothing had to be changed.
-func (f *finish) trySwitchBack(ctx context.Context) (outcome string, err error) {
+func (f *finishRun) trySwitchBack(ctx context.Context) (outcome string, err error) {
 	_, saved, err := f.LoadState(ctx)
 	if err != nil || saved == nil || !f.switches(saved) {
 		return "", err
@@ -84,7 +84,7 @@ func (f *finish) trySwitchBack(ctx context.Context) (outcome string, err error) 
 }
 
 // switches reports whether this run switches between the modes that share the port.
-func (f *finish) switches(saved *state.State) bool {
+func (f *finishRun) switches(saved *state.State) bool {
 	return saved.Current != nil && saved.Current.Mode != f.Settings.Mode &&
 		saved.Current.Mode != state.ModeExternal && f.Settings.Mode != state.ModeExternal
 }

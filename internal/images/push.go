@@ -128,8 +128,8 @@ func isContent(err error) bool {
 	return ok
 }
 
-// located is content of a registry.
-type located interface {
+// registryContent is content of a registry.
+type registryContent interface {
 	Location() (host, repository string)
 }
 
@@ -284,7 +284,7 @@ func (p *imagePush) blob(ctx context.Context, desc ocispec.Descriptor) error {
 			p.progress.skip(desc)
 			return nil
 		}
-		if source, ok := p.Content.(located); ok {
+		if source, ok := p.Content.(registryContent); ok {
 			if host, repository := source.Location(); host == p.reg.Host() {
 				from = repository // a copy within the registry
 			}

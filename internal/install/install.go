@@ -94,10 +94,10 @@ type Result struct {
 	ChartVersion, AppVersion string
 }
 
-// Blocked is the error of a preflight that found blockers. Nothing was changed.
-type Blocked struct{ Findings []preflight.Finding }
+// BlockedError is the error of a preflight that found blockers. Nothing was changed.
+type BlockedError struct{ Findings []preflight.Finding }
 
-func (e *Blocked) Error() string {
+func (e *BlockedError) Error() string {
 	var lines strings.Builder
 	for _, f := range Blockers(e.Findings) {
 		fmt.Fprintf(&lines, "\n  %s", f)
@@ -206,7 +206,7 @@ func (r *run) objects() *namespace { return &r.namespaces[len(r.namespaces)-1] }
 
 // explain adds to an error how to continue after an interruption or a timeout.
 func (r *run) explain(ctx context.Context, err error) error {
-	if _, blocked := errors.AsType[*Blocked](err); blocked {
+	if _, blocked := errors.AsType[*BlockedError](err); blocked {
 		return err
 	}
 	const again = "run the same command again to continue"
@@ -312,7 +312,7 @@ func (r *run) renderStep(ctx context.Context) (string, error) {
 func (r *run) createNamespace(ctx context.Context) (string, error) {
 	if r.objects().object == nil && r.Options.CreateNamespace {
 		if missing := r.missing(); len(missing) > 0 {
-			return "", &Blocked{missing}
+			return "", &BlockedError{missing}
 		}
 	}
 	var did []string
@@ -397,7 +397,7 @@ func (r *run) preflight(ctx context.Context) (string, error) {
 	findings = append(findings, r.rejected(ctx, r.manifest)...)
 	blockers := Blockers(findings)
 	if len(blockers) > 0 {
-		return "", errors.Join(&Blocked{findings}, r.deleteNamespaces())
+		return "", errors.Join(&BlockedError{findings}, r.deleteNamespaces())
 	}
 	if len(findings) > 0 {
 		return fmt.Sprintf("%d warnings, shown below", len(findings)), nil

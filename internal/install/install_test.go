@@ -335,7 +335,7 @@ func TestABlockerLeavesNothingBehind(t *testing.T) {
 			b := newBench(t, c.objects...)
 			b.findings = []preflight.Finding{blocker, {Severity: preflight.Warning, Cause: "a mere warning"}}
 			_, err := b.Installer.Run(t.Context())
-			blocked, ok := errors.AsType[*install.Blocked](err)
+			blocked, ok := errors.AsType[*install.BlockedError](err)
 			if !ok || len(blocked.Findings) != 2 {
 				t.Fatalf("error is %v", err)
 			}
@@ -391,7 +391,7 @@ func TestWhatTheUserBringsNeedsItsNamespaceFirst(t *testing.T) {
 					}
 					continue
 				}
-				if _, ok := errors.AsType[*install.Blocked](err); !ok || !strings.Contains(err.Error(), c.want) {
+				if _, ok := errors.AsType[*install.BlockedError](err); !ok || !strings.Contains(err.Error(), c.want) {
 					t.Errorf("error is %v, want one with %q", err, c.want)
 				}
 				b.wantNamespace(false)

@@ -46,7 +46,7 @@ func (s *Server) metricsHandler() http.Handler {
 	})
 }
 
-// reloadReport describes the certificates and credentials in use, and what follows them.
+// loaded describes the certificates and credentials in use, and what follows them.
 func (s *Server) loaded() loaded.State {
 	report := loaded.State{Credentials: s.credentials.Loaded(), GarbageCollection: s.collector.Loaded(),
 		Scrub: s.scrubber.Status()}

@@ -223,24 +223,26 @@ func (c *collector) adviseNodeConfig(nodes map[string]corev1.Node) {
 		node, known := nodes[n.Node]
 		return !known || plan.NodeReady(node) // nodes reports the others
 	}
-	for _, s := range c.sharing(func(n NodeConfig) (string, bool) { return "", n.Effect == EffectNotYet && n.Pod == "" }) {
+	for _, s := range c.nodesByReason(func(n NodeConfig) (string, bool) {
+		return "", n.Effect == EffectNotYet && n.Pod == ""
+	}) {
 		c.next("The container runtime of %s is not configured, because the pod for it does not exist: kubectl --namespace "+
 			"%s describe daemonsets --selector app.kubernetes.io/instance=%s,app.kubernetes.io/component=%s shows why.",
 			s, c.Namespace, c.Release, names.ComponentNodeConfig)
 	}
-	for _, s := range c.sharing(func(n NodeConfig) (string, bool) {
+	for _, s := range c.nodesByReason(func(n NodeConfig) (string, bool) {
 		return n.Message, n.Effect == EffectNotYet && n.Pod != "" && ready(n)
 	}) {
 		c.next("The container runtime of %s is not configured yet (%s): kubectl --namespace %s describe pod %s shows more.",
 			s, s.reason, c.Namespace, s.pod)
 	}
-	for _, s := range c.sharing(func(n NodeConfig) (string, bool) {
+	for _, s := range c.nodesByReason(func(n NodeConfig) (string, bool) {
 		return readFiles(nodes[n.Node]), n.Effect == EffectIgnored && ready(n)
 	}) {
 		c.next("The container runtime of %s ignores the mirrors: %s. Then run helm upgrade, which verifies them again.",
 			s, s.reason)
 	}
-	for _, s := range c.sharing(func(n NodeConfig) (string, bool) {
+	for _, s := range c.nodesByReason(func(n NodeConfig) (string, bool) {
 		return n.Error, n.Effect == EffectFailed && ready(n)
 	}) {
 		c.next("The container runtime of %s could not be configured (%s): fix the values with helm upgrade, or the node; "+
@@ -260,24 +262,24 @@ func readFiles(n corev1.Node) string {
 	return `set config_path = "/etc/containerd/certs.d" in the configuration of its containerd, and restart that`
 }
 
-// shared is a group of nodes that need the same for one reason.
-type shared struct {
+// nodeGroup is a group of nodes that need the same for one reason.
+type nodeGroup struct {
 	reason string
 	nodes  []string
 	pod    string // of the first node
 }
 
-// sharing groups the nodes for which applies returns true by reason, ordered by name.
-func (c *collector) sharing(applies func(NodeConfig) (reason string, yes bool)) []*shared {
-	var found []*shared
+// nodesByReason groups the nodes for which applies returns true by reason, ordered by name.
+func (c *collector) nodesByReason(applies func(NodeConfig) (reason string, yes bool)) []*nodeGroup {
+	var found []*nodeGroup
 	for _, n := range c.report.NodeConfig {
 		reason, yes := applies(n)
 		if !yes {
 			continue
 		}
-		i := slices.IndexFunc(found, func(s *shared) bool { return s.reason == reason })
+		i := slices.IndexFunc(found, func(s *nodeGroup) bool { return s.reason == reason })
 		if i < 0 {
-			i, found = len(found), append(found, &shared{reason: reason, pod: n.Pod})
+			i, found = len(found), append(found, &nodeGroup{reason: reason, pod: n.Pod})
 		}
 		found[i].nodes = append(found[i].nodes, n.Node)
 	}
@@ -285,7 +287,7 @@ func (c *collector) sharing(applies func(NodeConfig) (reason string, yes bool)) 
 }
 
 // String lists the nodes, shortened if there are many.
-func (s *shared) String() string { return release.ListNodes(s.nodes) }
+func (s *nodeGroup) String() string { return release.ListNodes(s.nodes) }
 
 // forgotten adds the next step for files on nodes that nothing manages any more. During a
 // run this is temporary.

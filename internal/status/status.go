@@ -446,7 +446,7 @@ func (c *collector) registry(ctx context.Context) error {
 			r.Message = pod.Message
 		}
 	}
-	c.collection(ctx, pods.Items)
+	c.sharedState(ctx, pods.Items)
 	r.Desired = 1
 	switch d := c.deployment; {
 	case d == nil && len(c.report.Unreadable) > 0:
@@ -488,10 +488,10 @@ func (c *collector) storage(ctx context.Context, p corev1.Pod) string {
 	return oneLine(report.StorageError)
 }
 
-// collection queries the first pod that responds: all share the state in the storage. A
+// sharedState queries the first pod that responds: all share the state in the storage. A
 // query requires a permission that the rest of the report does not, so no response is not
 // a problem.
-func (c *collector) collection(ctx context.Context, pods []corev1.Pod) {
+func (c *collector) sharedState(ctx context.Context, pods []corev1.Pod) {
 	for _, p := range pods {
 		if !release.PodServes(p) {
 			continue

@@ -14,13 +14,13 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/logging"
 )
 
-// Silent is an error that the output already explains; it is not printed.
-type Silent struct {
+// SilentError is an error that the output already explains; it is not printed.
+type SilentError struct {
 	Code int // of the exit
 	Err  error
 }
 
-func (e *Silent) Error() string { return e.Err.Error() }
+func (e *SilentError) Error() string { return e.Err.Error() }
 
 // The formats of --output. A table may be other text for people. Some commands have names, one per line.
 const (
@@ -34,7 +34,7 @@ const (
 func IsData(output string) bool { return output == FormatJSON || output == FormatYAML }
 
 // Report writes a report as data of a kind or, with write, as text. If next is not empty, it returns
-// a [Silent] error with [exitcode.Found].
+// a [SilentError] error with [exitcode.Found].
 func Report[R any](
 	w io.Writer, output string, kind Kind, report R, write func(io.Writer, R) error, next []string,
 ) error {
@@ -46,7 +46,7 @@ func Report[R any](
 		return err
 	}
 	if len(next) > 0 {
-		return &Silent{exitcode.Found, fmt.Errorf("%d problems", len(next))}
+		return &SilentError{exitcode.Found, fmt.Errorf("%d problems", len(next))}
 	}
 	return nil
 }

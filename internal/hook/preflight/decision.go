@@ -59,7 +59,7 @@ func (i *Inspection) ReadState(ctx context.Context) (string, error) {
 func (i *Inspection) Decide(context.Context) (string, error) {
 	o := &i.Settings
 	if i.Saved != nil {
-		if err := i.undoing(i.Saved.Working()); err != nil {
+		if err := i.refuseDefaults(i.Saved.Working()); err != nil {
 			return "", err
 		}
 	}
@@ -70,8 +70,8 @@ func (i *Inspection) Decide(context.Context) (string, error) {
 	return fmt.Sprintf("%s, IP family: %s", o.Decision(), i.Desired.IPFamily), nil
 }
 
-// undoing refuses a default that contradicts the saved state, because no value asks for that change.
-func (i *Inspection) undoing(saved state.Settings) error {
+// refuseDefaults refuses a default that contradicts the saved state, because no value asks for that change.
+func (i *Inspection) refuseDefaults(saved state.Settings) error {
 	const withoutCluster = "but the chart was rendered without seeing the cluster and fell back to %s"
 	o := &i.Settings
 	if o.ModeSource == state.SourceDefault && saved.Mode != o.Mode {

@@ -156,9 +156,8 @@ func (i *Inspection) proxyLike() *corev1.Pod {
 func (i *Inspection) nodeConfigLike() *corev1.Pod {
 	pod := i.newPod(names.ComponentNodeConfig)
 	// The directories belong to root on the nodes.
-	root, no := int64(0), false
-	pod.Spec.SecurityContext.RunAsUser, pod.Spec.SecurityContext.RunAsGroup, pod.Spec.SecurityContext.RunAsNonRoot = &root,
-		&root, &no
+	security := pod.Spec.SecurityContext
+	security.RunAsUser, security.RunAsGroup, security.RunAsNonRoot = new(int64), new(int64), new(false)
 	for n, directory := range i.Settings.NodeConfig.Directories {
 		name := fmt.Sprintf("host-%d", n)
 		pod.Spec.Volumes = append(pod.Spec.Volumes, corev1.Volume{Name: name,
@@ -194,7 +193,6 @@ func (i *Inspection) newPod(component string) *corev1.Pod {
 	}
 	w, _ := i.Settings.Workload(component)
 	scheduling, _, _ := w.Decode() // placement reports what cannot be decoded
-	no := false
 	return &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{
 			GenerateName: i.Settings.Name + "-preflight-",
@@ -202,7 +200,7 @@ func (i *Inspection) newPod(component string) *corev1.Pod {
 			Labels:       i.PodLabels(component),
 		},
 		Spec: corev1.PodSpec{
-			AutomountServiceAccountToken: &no,
+			AutomountServiceAccountToken: new(false),
 			PriorityClassName:            w.PriorityClassName,
 			NodeSelector:                 w.NodeSelector,
 			Tolerations:                  scheduling.Tolerations,

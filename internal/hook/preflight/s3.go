@@ -1,6 +1,7 @@
 package preflight
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -83,10 +84,7 @@ func (i *Inspection) endpoint(ctx context.Context, endpoint string) ([]Finding, 
 		return finding("is not the URL of a host")
 	}
 	f.Object = "endpoint " + u.Scheme + "://" + u.Host // without a password
-	port := u.Port()
-	if port == "" {
-		port = map[string]string{"http": "80", "https": "443"}[u.Scheme]
-	}
+	port := cmp.Or(u.Port(), map[string]string{"http": "80", "https": "443"}[u.Scheme])
 	ip := net.ParseIP(u.Hostname())
 	if u.Hostname() == "localhost" || ip != nil && (ip.IsLoopback() || ip.IsUnspecified()) {
 		return finding("in the registry's pod, %s is the pod itself, where nothing but the registry listens", u.Hostname())

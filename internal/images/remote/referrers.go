@@ -1,6 +1,7 @@
 package remote
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -122,9 +123,7 @@ func (r *Repository) addReferrer(ctx context.Context, desc ocispec.Descriptor, r
 	subject := manifest.Subject.Digest
 	desc = oci.Plain(desc)
 	desc.Annotations = manifest.Annotations
-	if desc.ArtifactType = manifest.ArtifactType; desc.ArtifactType == "" {
-		desc.ArtifactType = manifest.Config.MediaType
-	}
+	desc.ArtifactType = cmp.Or(manifest.ArtifactType, manifest.Config.MediaType)
 	r.referrersMu.Lock()
 	defer r.referrersMu.Unlock()
 	index, err := r.referrersIndex(ctx, subject)

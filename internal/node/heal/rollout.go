@@ -138,8 +138,8 @@ type items[T any] struct {
 	Items []T `json:"items"`
 }
 
-// keepTimeout is how long a proxy that serves is kept while the registry has no ready pod. An upgrade updates the registry
-// too: a proxy that ends meanwhile waits for it with the pulls of its node, and its successor waits for the port.
+// keepTimeout is how long a proxy that serves is kept while the registry has no ready pod. An upgrade updates the
+// registry too: a proxy that ends meanwhile waits for it with the pulls of its node, and its successor for the port.
 const keepTimeout = time.Minute
 
 // continueRollouts continues the rollouts of proxies that Kubernetes does not continue, until ctx ends. finish does

@@ -181,7 +181,7 @@ func options(host string) Options {
 }
 
 // run opens, plans, applies and closes.
-func run(o Options, w Wants) (*Plan, error) {
+func run(o Options, w Desired) (*Plan, error) {
 	tree, err := Open(context.Background(), o)
 	if err != nil {
 		return nil, err
@@ -194,7 +194,7 @@ func run(o Options, w Wants) (*Plan, error) {
 	return plan, plan.Apply()
 }
 
-func mustRun(t testing.TB, host string, w Wants) *Plan {
+func mustRun(t testing.TB, host string, w Desired) *Plan {
 	t.Helper()
 	return require.Value(run(options(host), w))(t)
 }

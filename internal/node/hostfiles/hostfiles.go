@@ -73,9 +73,9 @@ type File struct {
 	Mode fs.FileMode
 }
 
-// Wants is the desired state. The zero value uninstalls the release: its files are removed and
+// Desired is the desired state. The zero value uninstalls the release: its files are removed and
 // previous files restored.
-type Wants struct {
+type Desired struct {
 	Files []File
 	// Force replaces files of others, including other releases. They are kept, except those of
 	// releases.

@@ -23,7 +23,7 @@ const (
 func TestTrees(t *testing.T) {
 	for description, tt := range map[string]struct {
 		before files
-		wants  Wants
+		wants  Desired
 		after  files
 		did    string
 		warns  string
@@ -31,36 +31,36 @@ func TestTrees(t *testing.T) {
 	}{
 		"new files in new folders": {
 			before: files{k3s + "/config.yaml": "a: b\n"},
-			wants:  Wants{Files: []File{want(docker, "one\n"), want(quay, "two\n"), want(yaml, "three\n")}},
+			wants:  Desired{Files: []File{want(docker, "one\n"), want(quay, "two\n"), want(yaml, "three\n")}},
 			after:  files{k3s + "/config.yaml": "a: b\n", docker: mark + "one\n", quay: mark + "two\n", yaml: mark + "three\n"},
 			did:    "new " + docker + "\nnew " + quay + "\nnew " + yaml + "\n",
 		},
 		"several files in a new folder": {
-			wants: Wants{Files: []File{want(certs+"/a/ca.crt", "ca\n"), want(certs+"/a/hosts.toml", "h\n")}},
+			wants: Desired{Files: []File{want(certs+"/a/ca.crt", "ca\n"), want(certs+"/a/hosts.toml", "h\n")}},
 			after: files{certs + "/a/ca.crt": mark + "ca\n", certs + "/a/hosts.toml": mark + "h\n"},
 			did:   "new " + certs + "/a/ca.crt\nnew " + certs + "/a/hosts.toml\n",
 		},
 		"a new file beside those of others": {
 			before: files{certs + "/docker.io/ca.pem": "pem", certs + "/other/": ""},
-			wants:  Wants{Files: []File{want(docker, "one\n")}},
+			wants:  Desired{Files: []File{want(docker, "one\n")}},
 			after:  files{certs + "/docker.io/ca.pem": "pem", certs + "/other/": "", docker: mark + "one\n"},
 			did:    "new " + docker + "\n",
 		},
 		"a file of others with force": {
 			before: files{yaml: "old\n"},
-			wants:  Wants{Force: true, Files: []File{want(yaml, "new\n")}},
+			wants:  Desired{Force: true, Files: []File{want(yaml, "new\n")}},
 			after:  files{yaml: mark + "new\n", yaml + kept: "old\n"},
 			did:    "changed " + yaml + " keeps registries.yaml.before-zarf-registry\n",
 		},
 		"a file of others with the desired content": {
 			before: files{yaml: "same\n"},
-			wants:  Wants{Files: []File{want(yaml, "same\n")}},
+			wants:  Desired{Files: []File{want(yaml, "same\n")}},
 			after:  files{yaml: "same\n"},
 			did:    "unchanged " + yaml + "\n",
 		},
 		"an obsolete file of the release": {
 			before: files{docker: mark + "old\n", quay: mark + "q\n"},
-			wants:  Wants{Files: []File{want(quay, "q\n")}},
+			wants:  Desired{Files: []File{want(quay, "q\n")}},
 			after:  files{quay: mark + "q\n"},
 			did:    "removed " + docker + "\nchanged " + quay + "\n", // the mode
 			left:   files{},
@@ -90,21 +90,21 @@ func TestTrees(t *testing.T) {
 		},
 		"a backup is made once": {
 			before: files{yaml: mark + "ours\n", yaml + kept: "old\n"},
-			wants:  Wants{Files: []File{want(yaml, "newer\n")}},
+			wants:  Desired{Files: []File{want(yaml, "newer\n")}},
 			after:  files{yaml: mark + "newer\n", yaml + kept: "old\n"},
 			did:    "changed " + yaml + " keeps registries.yaml.before-zarf-registry\n",
 			left:   files{yaml: "old\n"},
 		},
 		"a backup that is the same as the file is reused": {
 			before: files{yaml: "old\n", yaml + kept: "old\n"},
-			wants:  Wants{Force: true, Files: []File{want(yaml, "newer\n")}},
+			wants:  Desired{Force: true, Files: []File{want(yaml, "newer\n")}},
 			after:  files{yaml: mark + "newer\n", yaml + kept: "old\n"},
 			did:    "changed " + yaml + " keeps registries.yaml.before-zarf-registry\n",
 			left:   files{yaml: "old\n"},
 		},
 		"a file of another release with force is taken over": {
 			before: files{docker: theirs + "x\n", docker + kept: "old\n"},
-			wants:  Wants{Force: true, Files: []File{want(docker, "y\n")}},
+			wants:  Desired{Force: true, Files: []File{want(docker, "y\n")}},
 			after:  files{docker: mark + "y\n", docker + kept: "old\n"},
 			did:    "changed " + docker + " keeps hosts.toml.before-zarf-registry\n",
 			left:   files{docker: "old\n"},
@@ -122,7 +122,7 @@ func TestTrees(t *testing.T) {
 				certs + "/gcr.io/hosts.toml":                                          "theirs\n",
 				k3s + "/.registries.yaml.zarf-registry-new":                           "half",
 			},
-			wants: Wants{Files: []File{want(docker, "one\n")}},
+			wants: Desired{Files: []File{want(docker, "one\n")}},
 			after: files{docker: mark + "one\n", certs + "/gcr.io/hosts.toml": "theirs\n"},
 			did:   "new " + docker + "\n",
 			left:  files{certs + "/gcr.io/hosts.toml": "theirs\n"},
@@ -167,7 +167,7 @@ func TestTrees(t *testing.T) {
 				t.Error("the second run has pending changes")
 			}
 
-			mustRun(t, host, Wants{})
+			mustRun(t, host, Desired{})
 			if tt.left != nil {
 				sameFiles(t, host, tt.left)
 				return
@@ -180,7 +180,7 @@ func TestTrees(t *testing.T) {
 func TestModes(t *testing.T) {
 	host := newHost(t, nil)
 	files := []File{want(docker, "a\n"), {Path: k3s + "/ca.crt", Content: []byte("b\n"), Mode: 0o644}}
-	mustRun(t, host, Wants{Files: files})
+	mustRun(t, host, Desired{Files: files})
 	now := snapshot(t, host)
 	if got := now[docker].mode; got != 0o600 {
 		t.Errorf("mode %v", got)
@@ -192,7 +192,7 @@ func TestModes(t *testing.T) {
 		t.Errorf("mode of the folder %v", got)
 	}
 	files[1].Mode = 0o600
-	plan := mustRun(t, host, Wants{Files: files})
+	plan := mustRun(t, host, Desired{Files: files})
 	if got, want := summary(plan), "unchanged "+docker+"\nchanged "+k3s+"/ca.crt\n"; got != want {
 		t.Errorf("did\n%s\nwant\n%s", got, want)
 	}
@@ -204,11 +204,11 @@ func TestModes(t *testing.T) {
 
 // Plan or Open refuses each case, and nothing changes.
 func TestRefusals(t *testing.T) {
-	one := Wants{Files: []File{want(yaml, "new\n")}}
-	force := Wants{Force: true, Files: one.Files}
+	one := Desired{Files: []File{want(yaml, "new\n")}}
+	force := Desired{Force: true, Files: one.Files}
 	for description, tt := range map[string]struct {
 		before files
-		wants  Wants
+		wants  Desired
 		change func(*Options)
 		want   []string
 	}{
@@ -228,12 +228,12 @@ func TestRefusals(t *testing.T) {
 		},
 		"a link in place of the folder": {
 			before: files{certs + "/docker.io": "-> ../x", "/etc/containerd/x/": ""},
-			wants:  Wants{Force: true, Files: []File{want(docker, "a\n")}},
+			wants:  Desired{Force: true, Files: []File{want(docker, "a\n")}},
 			want:   []string{certs + `/docker.io is a symbolic link to "../x"`},
 		},
 		"a file in place of the folder": {
 			before: files{certs + "/docker.io": "a"},
-			wants:  Wants{Force: true, Files: []File{want(docker, "a\n")}},
+			wants:  Desired{Force: true, Files: []File{want(docker, "a\n")}},
 			want:   []string{certs + "/docker.io is not a directory"},
 		},
 		"a directory in place of the file": {
@@ -252,27 +252,27 @@ func TestRefusals(t *testing.T) {
 			before: files{yaml: strings.Repeat("x", maxSize+1)}, wants: force, want: []string{"1048577 bytes"},
 		},
 		"an installed file that is too large": {
-			wants: Wants{
+			wants: Desired{
 				Files: []File{want(yaml, strings.Repeat("x", maxSize))},
 			}, want: []string{"exceeds the maximum size of 1048576"},
 		},
 		"a path outside the directories": {
-			wants: Wants{Files: []File{want("/etc/passwd", "a")}}, want: []string{"/etc/passwd is not in a mounted directory"},
+			wants: Desired{Files: []File{want("/etc/passwd", "a")}}, want: []string{"/etc/passwd is not in a mounted directory"},
 		},
 		"a path with ..": {
-			wants: Wants{Files: []File{want(k3s+"/../../passwd", "a")}}, want: []string{`without ".."`},
+			wants: Desired{Files: []File{want(k3s+"/../../passwd", "a")}}, want: []string{`without ".."`},
 		},
 		"a path that is too deep": {
-			wants: Wants{Files: []File{want(certs+"/a/b/c", "a")}}, want: []string{"too deep"},
+			wants: Desired{Files: []File{want(certs+"/a/b/c", "a")}}, want: []string{"too deep"},
 		},
 		"a duplicate file": {
-			wants: Wants{Files: []File{one.Files[0], one.Files[0]}}, want: []string{"twice"},
+			wants: Desired{Files: []File{one.Files[0], one.Files[0]}}, want: []string{"twice"},
 		},
 		"a backup name": {
-			wants: Wants{Files: []File{want(yaml+kept, "a")}}, want: []string{"reserved for backups"},
+			wants: Desired{Files: []File{want(yaml+kept, "a")}}, want: []string{"reserved for backups"},
 		},
 		"a temporary name": {
-			wants: Wants{Files: []File{want(k3s+"/.a.zarf-registry-new", "a")}}, want: []string{"reserved for backups"},
+			wants: Desired{Files: []File{want(k3s+"/.a.zarf-registry-new", "a")}}, want: []string{"reserved for backups"},
 		},
 		"a file of others with a temporary name": {
 			before: files{certs + "/.docker.io.zarf-registry-new/passwd": "x"},
@@ -297,12 +297,12 @@ func TestRefusals(t *testing.T) {
 		"one directory with two names": {
 			before: files{"/etc/link": "-> rancher/k3s"},
 			change: func(o *Options) { o.Directories = append(o.Directories, "/etc/link") },
-			wants:  Wants{Files: []File{want("/etc/rancher/k3s/a", "a\n"), want("/etc/link/b", "b\n")}},
+			wants:  Desired{Files: []File{want("/etc/rancher/k3s/a", "a\n"), want("/etc/link/b", "b\n")}},
 			want:   []string{"is the same as"},
 		},
 		"all problems, not only the first": {
 			before: files{yaml: "old\n", docker: "-> x"},
-			wants:  Wants{Files: []File{want(yaml, "a\n"), want(docker, "a\n")}},
+			wants:  Desired{Files: []File{want(yaml, "a\n"), want(docker, "a\n")}},
 			want:   []string{yaml, docker},
 		},
 		"a pipe in place of the file, without waiting for it": {
@@ -340,7 +340,7 @@ func TestDirectoryWithTwoNames(t *testing.T) {
 	host := newHost(t, files{"/etc/link": "-> rancher/k3s", yaml: mark + "a\n"})
 	o := options(host)
 	o.Directories = append(o.Directories, "/etc/link")
-	plan := require.Value(run(o, Wants{}))(t)
+	plan := require.Value(run(o, Desired{}))(t)
 	if len(plan.Changes) != 1 {
 		t.Errorf("changes: %s", summary(plan))
 	}
@@ -351,7 +351,7 @@ func TestNestedDirectories(t *testing.T) {
 	host := newHost(t, files{yaml: mark + "a\n", "/etc/rancher/x/y": mark + "b\n"})
 	o := options(host)
 	o.Directories = append(o.Directories, "/etc/rancher")
-	plan := require.Value(run(o, Wants{Files: []File{want(yaml, "c\n")}}))(t)
+	plan := require.Value(run(o, Desired{Files: []File{want(yaml, "c\n")}}))(t)
 	if got, want := summary(plan), "changed "+yaml+"\nremoved /etc/rancher/x/y\n"; got != want {
 		t.Errorf("did\n%s\nwant\n%s", got, want)
 	}
@@ -361,7 +361,7 @@ func TestSkipMissing(t *testing.T) {
 	host := newHost(t, files{yaml: mark + "a\n", yaml + kept: "old\n"})
 	o := options(host)
 	o.Directories, o.SkipMissing = append(o.Directories, "/etc/crio"), true
-	require.Value(run(o, Wants{}))(t)
+	require.Value(run(o, Desired{}))(t)
 	sameFiles(t, host, files{yaml: "old\n"})
 }
 
@@ -422,7 +422,7 @@ func TestConcurrentRuns(t *testing.T) {
 	for i := range runs {
 		go func() {
 			content := strings.Repeat("x", i+1) + "\n"
-			_, err := run(options(host), Wants{
+			_, err := run(options(host), Desired{
 				Force: true,
 				Files: []File{want(yaml, content), want(docker, content), want(certs+"/"+content[:i+1]+"/hosts.toml", content)},
 			})
@@ -443,7 +443,7 @@ func TestConcurrentRuns(t *testing.T) {
 		certs + "/" + strings.TrimSpace(content) + "/hosts.toml": mark + content,
 	}
 	sameFiles(t, host, want)
-	mustRun(t, host, Wants{})
+	mustRun(t, host, Desired{})
 	sameSnapshot(t, "after a restore", snapshot(t, host), before)
 }
 

@@ -37,14 +37,14 @@ func stop(n int, after bool) (hook func(call, path string, after bool) error, hi
 // story is a tree and a sequence of desired states, followed by a restore.
 type story struct {
 	before files
-	wants  []Wants
+	wants  []Desired
 }
 
 // The stories cover every kind of step.
 var stories = map[string]story{
 	"new files": {
 		before: files{k3s + "/config.yaml": "a\n"},
-		wants: []Wants{
+		wants: []Desired{
 			{Files: []File{want(docker, "d\n"), want(certs+"/docker.io/ca.crt", "c\n"), want(quay, "q\n"), want(yaml, "y\n")}},
 		},
 	},
@@ -53,7 +53,7 @@ var stories = map[string]story{
 			yaml: "old\n", docker: "generated\n", quay: "generated\n", certs + "/quay.io/ca.pem": "pem",
 			certs + "/ghcr.io/ca.pem": "pem",
 		},
-		wants: []Wants{
+		wants: []Desired{
 			{
 				Force: true,
 				Files: []File{
@@ -68,9 +68,9 @@ var stories = map[string]story{
 }
 
 // eachStage runs a test for each state of each story, and for the restore that follows.
-func eachStage(t *testing.T, test func(t *testing.T, s story, stage int, w Wants)) {
+func eachStage(t *testing.T, test func(t *testing.T, s story, stage int, w Desired)) {
 	for description, s := range stories {
-		for stage, w := range append(slices.Clone(s.wants), Wants{}) {
+		for stage, w := range append(slices.Clone(s.wants), Desired{}) {
 			t.Run(fmt.Sprintf("%s, stage %d", description, stage), func(t *testing.T) { test(t, s, stage, w) })
 		}
 	}
@@ -91,7 +91,7 @@ func reach(t *testing.T, s story, n int) (host string, before map[string]node) {
 // The same run again reaches the same state as without the interruption, and so does an immediate
 // restore, including inodes.
 func TestKilledAtEveryCall(t *testing.T) {
-	eachStage(t, func(t *testing.T, s story, stage int, w Wants) {
+	eachStage(t, func(t *testing.T, s story, stage int, w Desired) {
 		host, _ := reach(t, s, stage)
 		old := contents(snapshot(t, host))
 		mustRun(t, host, w)
@@ -123,7 +123,7 @@ func TestKilledAtEveryCall(t *testing.T) {
 				if plan == nil || len(plan.Warnings) > 0 {
 					t.Errorf("%s: warnings %v", where, plan.Warnings)
 				}
-				if _, err := run(options(host), Wants{}); err != nil {
+				if _, err := run(options(host), Desired{}); err != nil {
 					t.Fatalf("%s: the restore: %v", where, err)
 				}
 				sameSnapshot(t, where+", run again, and restored", snapshot(t, host), before)
@@ -132,7 +132,7 @@ func TestKilledAtEveryCall(t *testing.T) {
 				o = options(host)
 				o.hook, _ = stop(n, after)
 				_, _ = run(o, w)
-				if _, err := run(options(host), Wants{}); err != nil {
+				if _, err := run(options(host), Desired{}); err != nil {
 					t.Fatalf("%s: the immediate restore: %v", where, err)
 				}
 				sameSnapshot(t, where+", and restored", snapshot(t, host), before)
@@ -186,7 +186,7 @@ func wholeFiles(t *testing.T, where string, got, old, end files) {
 // Later, the affected file is complete, and no temporary file is left.
 func TestFailureOfEveryCall(t *testing.T) {
 	reads := []string{"open", "lock", "lstat", "read", "readdir", "access", "readlink"}
-	eachStage(t, func(t *testing.T, s story, stage int, w Wants) {
+	eachStage(t, func(t *testing.T, s story, stage int, w Desired) {
 		host, _ := reach(t, s, stage)
 		old := contents(snapshot(t, host))
 		mustRun(t, host, w)
@@ -240,7 +240,7 @@ func TestFailureOfEveryCall(t *testing.T) {
 			if got := contents(snapshot(t, host)); got.String() != end.String() {
 				t.Fatalf("%s: after the next run the tree is\n%s\nwant\n%s", where, got, end)
 			}
-			mustRun(t, host, Wants{})
+			mustRun(t, host, Desired{})
 			sameSnapshot(t, where+", and restored", snapshot(t, host), before)
 			if t.Failed() {
 				return
@@ -264,7 +264,7 @@ func TestDoneAfterFailure(t *testing.T) {
 	}
 	tree := require.Value(Open(t.Context(), o))(t)
 	defer tree.Close()
-	plan := require.Value(tree.Plan(Wants{Files: []File{want(docker, "d\n"), want(yaml, "y\n")}}))(t)
+	plan := require.Value(tree.Plan(Desired{Files: []File{want(docker, "d\n"), want(yaml, "y\n")}}))(t)
 	if err := plan.Apply(); !errors.Is(err, syscall.ENOSPC) || !strings.Contains(err.Error(), yaml) {
 		t.Errorf("got %v", err)
 	}

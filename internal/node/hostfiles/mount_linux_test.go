@@ -26,21 +26,21 @@ func mount(t *testing.T, source, target, kind string, flags uintptr, data string
 
 func TestReadOnlyFileSystem(t *testing.T) {
 	host := newHost(t, files{yaml: mark + "ours\n"})
-	mustRun(t, host, Wants{Files: []File{want(yaml, "ours\n")}}) // sets the mode
+	mustRun(t, host, Desired{Files: []File{want(yaml, "ours\n")}}) // sets the mode
 	dir := filepath.Join(host, k3s)
 	mount(t, dir, dir, "", syscall.MS_BIND, "")
 	if err := syscall.Mount("", dir, "", syscall.MS_BIND|syscall.MS_REMOUNT|syscall.MS_RDONLY, ""); err != nil {
 		t.Skipf("needs to mount (%v): run it as root", err)
 	}
 	before := snapshot(t, host)
-	_, err := run(options(host), Wants{Files: []File{want(yaml, "new\n"), want(docker, "d\n")}})
+	_, err := run(options(host), Desired{Files: []File{want(yaml, "new\n"), want(docker, "d\n")}})
 	if got := refusal(t, err); !strings.Contains(got, k3s+" is on a read-only file system") {
 		t.Errorf("refused with %s", got)
 	}
 	sameSnapshot(t, "after the refusal", snapshot(t, host), before)
 
 	// An up-to-date file needs no writing.
-	plan, err := run(options(host), Wants{Files: []File{want(yaml, "ours\n")}})
+	plan, err := run(options(host), Desired{Files: []File{want(yaml, "ours\n")}})
 	if err != nil || summary(plan) != "unchanged "+yaml+"\n" {
 		t.Errorf("got %v", err)
 	}
@@ -50,7 +50,7 @@ func TestFullFileSystem(t *testing.T) {
 	host := newHost(t, nil)
 	dir := filepath.Join(host, k3s)
 	mount(t, "tmpfs", dir, "tmpfs", 0, "size=4m,nr_inodes=20")
-	wants := Wants{Files: []File{want(yaml, "new\n"), want(docker, "d\n")}}
+	wants := Desired{Files: []File{want(yaml, "new\n"), want(docker, "d\n")}}
 	fill := filepath.Join(dir, "filler")
 	require.NoError(t, os.WriteFile(fill, make([]byte, 7<<19), 0o600))
 	_, err := run(options(host), wants)
@@ -79,11 +79,11 @@ func TestFileSystemFillsUp(t *testing.T) {
 	host := newHost(t, nil)
 	dir := filepath.Join(host, k3s)
 	mount(t, "tmpfs", dir, "tmpfs", 0, "size=2m")
-	mustRun(t, host, Wants{Files: []File{want(yaml, "old\n")}})
+	mustRun(t, host, Desired{Files: []File{want(yaml, "old\n")}})
 	before := snapshot(t, host)
 	tree := require.Value(Open(t.Context(), options(host)))(t)
 	defer tree.Close()
-	plan := require.Value(tree.Plan(Wants{Files: []File{want(yaml, strings.Repeat("x", 64<<10))}}))(t)
+	plan := require.Value(tree.Plan(Desired{Files: []File{want(yaml, strings.Repeat("x", 64<<10))}}))(t)
 	fill := filepath.Join(dir, "filler")
 	if err := os.WriteFile(fill, make([]byte, 4<<20), 0o600); err == nil {
 		t.Fatal("the file system did not fill up")

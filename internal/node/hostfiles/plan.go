@@ -90,7 +90,7 @@ type step struct {
 type planner struct {
 	*Plan
 	tree     *Tree
-	wants    Wants
+	wants    Desired
 	mark     string
 	problems []string
 	byName   map[string]*folder // by path on the node
@@ -99,7 +99,7 @@ type planner struct {
 
 // Plan determines the changes and checks that they are possible. It does not write. Its error is a
 // Refusal that lists every obstacle.
-func (t *Tree) Plan(w Wants) (*Plan, error) {
+func (t *Tree) Plan(w Desired) (*Plan, error) {
 	p := &planner{
 		Plan: &Plan{}, tree: t, wants: w, mark: Mark(t.release),
 		byName: map[string]*folder{}, wanted: map[string]bool{},

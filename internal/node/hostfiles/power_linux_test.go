@@ -20,7 +20,7 @@ func init() {
 		return
 	}
 	syscall.Umask(0o077)
-	var w Wants
+	var w Desired
 	err := json.Unmarshal([]byte(os.Getenv(recordedWants)), &w)
 	if err == nil {
 		_, err = run(options(host), w)
@@ -34,7 +34,7 @@ func init() {
 // The power is cut after each file operation of a run, and what was not synced is lost. Every file is then in its old
 // or its new state, in its new one if the run had ended, and the next run reaches the same state.
 func TestPowerCutAtEveryCall(t *testing.T) {
-	eachStage(t, func(t *testing.T, s story, stage int, w Wants) {
+	eachStage(t, func(t *testing.T, s story, stage int, w Desired) {
 		t.Parallel()
 		encoded := require.Value(json.Marshal(w))(t)
 		host, _ := reach(t, s, stage)

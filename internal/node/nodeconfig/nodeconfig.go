@@ -79,7 +79,7 @@ func (r *run) all(ctx context.Context) error {
 		return err
 	}
 	defer r.tree.Close()
-	var wants hostfiles.Wants
+	var wants hostfiles.Desired
 	if !r.Restore {
 		if wants, err = r.wants(); err != nil {
 			return err
@@ -111,22 +111,22 @@ func (r *run) warn(format string, args ...any) {
 }
 
 // wants returns the desired state of the node.
-func (r *run) wants() (hostfiles.Wants, error) {
+func (r *run) wants() (hostfiles.Desired, error) {
 	desired, err := noderuntime.Build(r.inputs)
 	if err != nil {
-		return hostfiles.Wants{}, err
+		return hostfiles.Desired{}, err
 	}
 	r.desired = *desired
 	r.report.Warnings = append(r.report.Warnings, desired.Warnings...)
 	if err := r.shadowed(); err != nil {
-		return hostfiles.Wants{}, err
+		return hostfiles.Desired{}, err
 	}
-	out := hostfiles.Wants{Force: r.inputs.Config.Force}
+	out := hostfiles.Desired{Force: r.inputs.Config.Force}
 	for _, f := range desired.Files {
 		out.Files = append(out.Files, hostfiles.File{Path: f.Path, Content: f.Content, Mode: f.Mode})
 	}
 	if r.report.CA, err = r.caFingerprints(); err != nil {
-		return hostfiles.Wants{}, &exitcode.Refusal{Err: err}
+		return hostfiles.Desired{}, &exitcode.Refusal{Err: err}
 	}
 	return out, nil
 }

@@ -80,8 +80,8 @@ type table struct {
 
 func newTable(from origin) *table { return &table{map[string]any{}, from} }
 
-// numeral is a scalar that is neither a string nor a truth value, as written.
-type numeral string
+// rawScalar is a scalar that is neither a string nor a truth value, as written.
+type rawScalar string
 
 // above returns the table that contains the last key of a header.
 func (t *table) above(keys []string) (*table, string, bool) {
@@ -178,7 +178,7 @@ func valueOf(n *unstable.Node) (v any, ok bool) {
 	case unstable.Bool:
 		return string(n.Data) == "true", true
 	}
-	return numeral(n.Data), true
+	return rawScalar(n.Data), true
 }
 
 // plain returns the values as they are after the end of the document.

@@ -5,6 +5,7 @@ package probe
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
@@ -282,9 +283,7 @@ func (p *prober) manifest(ctx context.Context, repository, reference string) boo
 
 func (p *prober) explainResponse(response *http.Response, body []byte, image string) bool {
 	code, message := ociError(body)
-	if message == "" {
-		message = response.Status
-	}
+	message = cmp.Or(message, response.Status)
 	switch response.StatusCode {
 	case http.StatusUnauthorized:
 		return p.fail(ReasonUnauthorized,

@@ -208,8 +208,8 @@ func (p *Proxy) Listen(ctx context.Context) (err error) {
 	return nil
 }
 
-// listenWhenFree listens. With ReusePort, it waits for a process that cannot share the port (SO_REUSEPORT), because it runs as
-// another user or does not share it.
+// listenWhenFree listens. With ReusePort, it waits for a process that cannot share the port (SO_REUSEPORT), because it
+// runs as another user or does not share it.
 func (p *Proxy) listenWhenFree(ctx context.Context, address string) (net.Listener, error) {
 	open := func() (net.Listener, error) {
 		// Accepted connections inherit the limit of what is not sent.

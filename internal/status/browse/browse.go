@@ -217,8 +217,8 @@ func (s *Server) page(name string, make func(*http.Request, *model) (any, error)
 	}
 }
 
-// listing is the data of the page with all images.
-type listing struct {
+// imageList is the data of the page with all images.
+type imageList struct {
 	Query    string
 	Unused   bool
 	Untagged bool
@@ -232,7 +232,7 @@ type listing struct {
 
 func (s *Server) images(r *http.Request, m *model) (any, error) {
 	query := r.URL.Query()
-	l := listing{Query: strings.TrimSpace(query.Get("q")), Unused: query.Has("unused"), Untagged: query.Has("untagged"),
+	l := imageList{Query: strings.TrimSpace(query.Get("q")), Unused: query.Has("unused"), Untagged: query.Has("untagged"),
 		Sort: query.Get("sort")}
 	found := slices.DeleteFunc(slices.Clone(m.Images), func(i *image) bool { return !l.matches(i) })
 	switch l.Sort {
@@ -265,7 +265,7 @@ func (s *Server) images(r *http.Request, m *model) (any, error) {
 }
 
 // matches reports whether an image has all words of the query in a reference, its digest, a platform or a workload.
-func (l *listing) matches(i *image) bool {
+func (l *imageList) matches(i *image) bool {
 	if l.Unused && (!i.Known || len(i.UsedBy) > 0) || l.Untagged && len(i.Tags) > 0 {
 		return false
 	}

@@ -30,10 +30,7 @@ func (c *collector) summary(ctx context.Context) error {
 		fmt.Fprintf(w, "Support bundle of release %s, namespace %s, written at %s\n\n", c.Release, c.Namespace,
 			c.Now().UTC().Format(time.RFC3339))
 		table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-		chart := c.chart
-		if chart == "" {
-			chart = "unknown: Helm's release does not exist or could not be read"
-		}
+		chart := cmp.Or(c.chart, "unknown: Helm's release does not exist or could not be read")
 		fmt.Fprintf(table, "program\t%s\nKubernetes\t%s\nchart\t%s\n", version.Version, kubernetes, chart)
 		if err := table.Flush(); err != nil {
 			return err

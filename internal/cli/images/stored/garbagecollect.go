@@ -18,8 +18,8 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/release"
 )
 
-// collectionSilence is how long the registry may send no event before it counts as gone. It sends one every 5 seconds.
-const collectionSilence = time.Minute
+// eventTimeout is how long the registry may send no event before it counts as gone. It sends one every 5 seconds.
+const eventTimeout = time.Minute
 
 type collectFlags struct {
 	cluster cmdflags.Cluster
@@ -109,7 +109,7 @@ func collectGarbage(
 	ctx context.Context, transport http.RoundTripper, access release.PushAccess, request gc.Request, log *slog.Logger,
 	report func(gc.Removed) error,
 ) (result gc.Result, err error) {
-	err = untilSilence(ctx, func(ctx context.Context, heard func()) error {
+	err = withEventTimeout(ctx, func(ctx context.Context, heard func()) error {
 		return cluster.Collect(ctx, transport, access, request, func(e gc.Event) error {
 			heard()
 			switch {
@@ -133,16 +133,16 @@ func collectGarbage(
 	return result, nil
 }
 
-// untilSilence runs a request, and ends it if heard is not called for collectionSilence. The error is then the reason.
-func untilSilence(ctx context.Context, request func(ctx context.Context, heard func()) error) error {
+// withEventTimeout runs a request, and ends it if heard is not called for eventTimeout. The error is then the reason.
+func withEventTimeout(ctx context.Context, request func(ctx context.Context, heard func()) error) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	silence := time.AfterFunc(collectionSilence, func() {
+	silence := time.AfterFunc(eventTimeout, func() {
 		cancel(fmt.Errorf("the registry sent no event for %s: check the log of its pod, then run it again",
-			collectionSilence))
+			eventTimeout))
 	})
 	defer silence.Stop()
-	err := request(ctx, func() { silence.Reset(collectionSilence) })
+	err := request(ctx, func() { silence.Reset(eventTimeout) })
 	if cause := context.Cause(ctx); err != nil && cause != nil {
 		return cause
 	}

@@ -140,7 +140,7 @@ quay.io/team/single:1                            not for linux/arm64  Pod p0
 quay.io/team/sidecar:1                           no                   Pod p4 (argument --image)
 5 of 7 images missing; possibly 1 more, named only in arguments or environment variables
 `)
-	if silent, ok := errors.AsType[*render.Silent](err); !ok || silent.Code != exitcode.Found {
+	if silent, ok := errors.AsType[*render.SilentError](err); !ok || silent.Code != exitcode.Found {
 		t.Errorf("the error is %v", err)
 	}
 

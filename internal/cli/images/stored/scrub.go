@@ -94,7 +94,7 @@ func (f *scrubFlags) scrub(
 	stdout = logging.PrintableWriter(stdout)
 	what := scrubbed{Problems: []scrub.Problem{}}
 	logged := time.Now()
-	err := untilSilence(ctx, func(ctx context.Context, heard func()) error {
+	err := withEventTimeout(ctx, func(ctx context.Context, heard func()) error {
 		return cluster.Scrub(ctx, transport, access, f.request, func(e scrub.Event) error {
 			heard()
 			switch {

@@ -62,7 +62,7 @@ func TestImagesScrub(t *testing.T) {
 			if (err != nil) != (tt.err != "") || err != nil && !strings.Contains(err.Error(), tt.err) {
 				t.Errorf("%v, want %q", err, tt.err)
 			}
-			if silent, ok := errors.AsType[*render.Silent](err); ok && silent.Code != exitcode.Found {
+			if silent, ok := errors.AsType[*render.SilentError](err); ok && silent.Code != exitcode.Found {
 				t.Errorf("exit code %d", silent.Code)
 			}
 			if !strings.HasPrefix(out.String(), tt.out) {

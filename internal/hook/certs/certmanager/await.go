@@ -24,8 +24,8 @@ const (
 // check returns why a Certificate is not done, "" if it is, and whether waiting is pointless.
 type check func(context.Context, issued) (why string, failed bool, err error)
 
-// unissued is a Certificate that is not done, and what its check said.
-type unissued struct {
+// pendingCertificate is a Certificate that is not done, and what its check said.
+type pendingCertificate struct {
 	issued
 	why    string
 	failed bool
@@ -40,8 +40,8 @@ type wait struct {
 	begin  time.Time
 	// applied are the Certificates that this wait has applied.
 	applied  map[string]bool
-	waiting  []unissued // as of the last complete look
-	lookErr  error      // of the last look
+	waiting  []pendingCertificate // as of the last complete look
+	lookErr  error                // of the last look
 	reported string
 }
 
@@ -62,7 +62,7 @@ func (c *Client) await(ctx context.Context, issuer state.Issuer, leaves []Leaf, 
 		case limited.Err() == nil || w.lookErr == nil && w.waiting == nil:
 			w.lookErr = err
 		}
-		if n := slices.IndexFunc(w.waiting, func(u unissued) bool { return u.failed }); n >= 0 {
+		if n := slices.IndexFunc(w.waiting, func(u pendingCertificate) bool { return u.failed }); n >= 0 {
 			return c.notIssued(ctx, slices.Concat(w.waiting[n:], w.waiting[:n]), 0)
 		}
 		w.report()
@@ -73,7 +73,7 @@ func (c *Client) await(ctx context.Context, issuer state.Issuer, leaves []Leaf, 
 }
 
 // look returns the Certificates that are not done.
-func (w *wait) look(ctx context.Context) (waiting []unissued, err error) {
+func (w *wait) look(ctx context.Context) (waiting []pendingCertificate, err error) {
 	for _, leaf := range w.leaves {
 		i, err := w.applyOnce(ctx, leaf)
 		if err != nil {
@@ -84,7 +84,7 @@ func (w *wait) look(ctx context.Context) (waiting []unissued, err error) {
 			return nil, err
 		}
 		if why != "" {
-			waiting = append(waiting, unissued{i, why, failed})
+			waiting = append(waiting, pendingCertificate{i, why, failed})
 		}
 	}
 	return waiting, nil

@@ -16,7 +16,7 @@ import (
 
 // notIssued returns an error with all details about the first Certificate. The others usually have
 // the same problem, or wait for the first.
-func (c *Client) notIssued(ctx context.Context, waiting []unissued, took time.Duration) error {
+func (c *Client) notIssued(ctx context.Context, waiting []pendingCertificate, took time.Duration) error {
 	first := waiting[0]
 	problem := fmt.Sprintf("is not ready after %s: %s", took, first.why)
 	if first.failed {
