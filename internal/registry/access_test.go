@@ -238,23 +238,29 @@ func TestAuthorizationWithoutTLS(t *testing.T) {
 		if anonymous {
 			nobody = accessReadOrLogin
 		}
-		for name, tt := range map[string]struct {
-			user, password string
-			access         int
-		}{
-			"without a credential":        {"", "", nobody},
-			"with a wrong password":       {pushUser, "wrong", nobody},
-			"with an unknown user":        {"who-is-this", pushPassword, nobody},
-			"with the pull credential":    {pullUser, pullPassword, accessRead},
-			"with the push credential":    {pushUser, pushPassword, accessFull},
-			"with a password of 73 bytes": {pushUser, strings.Repeat("x", 73), nobody},
-		} {
-			t.Run(fmt.Sprintf("%s, anonymous pull %t", name, anonymous), func(t *testing.T) {
-				c := i.plain().as(tt.user, tt.password)
-				c.t = t
-				c.try(d, tt.access)
-			})
-		}
+		i.plain().tryUsers(t, d, nobody, fmt.Sprintf(", anonymous pull %t", anonymous))
+	}
+}
+
+// tryUsers tries to read blob d and to write, with the access of nobody unless there is a valid credential.
+func (c client) tryUsers(t *testing.T, d string, nobody int, name string) {
+	t.Helper()
+	for desc, tt := range map[string]struct {
+		user, password string
+		access         int
+	}{
+		"without a credential":        {"", "", nobody},
+		"with a wrong password":       {pushUser, "wrong", nobody},
+		"with an unknown user":        {"who-is-this", pushPassword, nobody},
+		"with the pull credential":    {pullUser, pullPassword, accessRead},
+		"with the push credential":    {pushUser, pushPassword, accessFull},
+		"with a password of 73 bytes": {pushUser, strings.Repeat("x", 73), nobody},
+	} {
+		t.Run(desc+name, func(t *testing.T) {
+			user := c.as(tt.user, tt.password)
+			user.t = t
+			user.try(d, tt.access)
+		})
 	}
 }
 

@@ -15,13 +15,6 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/registry/storage"
 )
 
-// An abandoned upload occupies space until it is purged. Distribution's default of a week is too long for
-// a small volume, and no push takes a day.
-const (
-	defaultPurgeAge      = "24h"
-	defaultPurgeInterval = "12h"
-)
-
 // ConfigError lists the problems of a configuration. Nothing was started or changed.
 type ConfigError struct {
 	// Path is the configuration file.
@@ -34,16 +27,10 @@ func (e *ConfigError) Error() string {
 	return fmt.Sprintf("configuration %s: %s", e.Path, strings.Join(e.Problems, "; "))
 }
 
-// LoadConfig reads a configuration in distribution's format. The environment
-// overrides the file as in distribution: REGISTRY_STORAGE_S3_ACCESSKEY is
-// storage.s3.accesskey.
+// LoadConfig reads a configuration in distribution's format, which the environment overrides as in distribution.
 //
-// It overrides settings that this registry depends on: relative URLs (clients inside and outside the
-// cluster use different addresses), deletion enabled (for garbage collection), and no redirects to the
-// storage (nodes cannot reach it and do not trust its CA). It sets defaults for upload purging.
-//
-// It returns a ConfigError that lists all unknown keys and all settings that distribution's server
-// supports and this one ignores: users would assume that an ignored setting works.
+// It overrides settings that this registry depends on. It returns a ConfigError that lists all unknown keys and all
+// settings that distribution's server supports and this one ignores: users would assume that they work.
 func LoadConfig(path string) (*configuration.Configuration, error) {
 	data, err := os.ReadFile(path)
 	if err != nil {
@@ -58,8 +45,9 @@ func LoadConfig(path string) (*configuration.Configuration, error) {
 	if len(problems) > 0 {
 		return nil, &ConfigError{Path: path, Problems: problems}
 	}
-	config.HTTP.RelativeURLs = true
+	config.HTTP.RelativeURLs = true // clients inside and outside the cluster use different addresses
 	config.Storage["delete"] = configuration.Parameters{"enabled": true}
+	// Nodes cannot reach the storage, and do not trust its CA.
 	config.Storage["redirect"] = configuration.Parameters{"disable": true}
 	return config, nil
 }
@@ -80,7 +68,10 @@ func parseConfig(data []byte) (config *configuration.Configuration, err error) {
 
 // unsupported returns the settings that this registry would ignore.
 func unsupported(config *configuration.Configuration) []string {
-	http := config.HTTP
+	http, log := config.HTTP, config.Log
+	if log.Level == "info" { // by default
+		log.Level = ""
+	}
 	var problems []string
 	for _, setting := range []struct {
 		key     string
@@ -88,7 +79,7 @@ func unsupported(config *configuration.Configuration) []string {
 		instead string
 	}{
 		{"auth", config.Auth, "use --htpasswd and --pull-htpasswd for users and --tls-dir for certificates"},
-		{"log", logSettings(config.Log), "use --log-level and --log-format"},
+		{"log", log, "use --log-level and --log-format"},
 		{"http.addr", http.Addr, "use --listen and --plain-listen"},
 		{"http.net", http.Net, "use --listen and --plain-listen"},
 		{"http.tls", http.TLS, "use --tls-dir"},
@@ -115,14 +106,6 @@ func unsupported(config *configuration.Configuration) []string {
 	return problems
 }
 
-// logSettings returns the log settings of the file, without the level that the parser sets by default.
-func logSettings(log configuration.Log) configuration.Log {
-	if log.Level == "info" {
-		log.Level = ""
-	}
-	return log
-}
-
 func checkStorage(section configuration.Storage) []string {
 	var problems []string
 	switch name := section.Type(); name {
@@ -134,11 +117,11 @@ func checkStorage(section configuration.Storage) []string {
 	return append(problems, fillPurging(section)...)
 }
 
-// fillPurging validates storage.maintenance.uploadpurging and fills in defaults. Distribution panics if a
-// key is missing, and, hours after startup, if the interval is zero.
+// fillPurging validates storage.maintenance.uploadpurging and fills in defaults, without which distribution panics.
 func fillPurging(storage configuration.Storage) []string {
 	const section = "storage.maintenance.uploadpurging"
-	purging := map[any]any{"enabled": true, "age": defaultPurgeAge, "interval": defaultPurgeInterval, "dryrun": false}
+	// An abandoned upload occupies space until it is purged. A small volume cannot wait for distribution's week.
+	purging := map[any]any{"enabled": true, "age": "24h", "interval": "12h", "dryrun": false}
 	switch set := storage["maintenance"]["uploadpurging"].(type) {
 	case nil:
 	case map[any]any: // from the file

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/zarf-dev/zarf-registry/internal/api/loaded"
+	"github.com/zarf-dev/zarf-registry/internal/registry/request"
 	"github.com/zarf-dev/zarf-registry/internal/registry/storage"
 )
 
@@ -70,16 +71,8 @@ func (s *Server) loaded() loaded.State {
 
 // getOnly serves GET and HEAD of exactly these paths.
 func getOnly(paths map[string]http.Handler) http.Handler {
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		handler, ok := paths[r.URL.Path]
-		switch {
-		case !ok:
-			http.NotFound(w, r)
-		case r.Method != http.MethodGet && r.Method != http.MethodHead:
-			w.Header().Set("Allow", "GET, HEAD")
-			http.Error(w, "method not allowed", http.StatusMethodNotAllowed)
-		default:
-			handler.ServeHTTP(w, r)
-		}
-	})
+	for path, handler := range paths {
+		paths[path] = request.Methods("health and metrics", handler.ServeHTTP, http.MethodGet, http.MethodHead)
+	}
+	return own(paths, http.NotFoundHandler())
 }

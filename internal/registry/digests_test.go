@@ -306,6 +306,8 @@ func TestDistributionReadsTheStorage(t *testing.T) {
 	c := i.pusher()
 	d, manifest := c.pushImage("a", "v1", "layer")
 	signature, _ := c.put("a", "", ociManifest, artifact(d, "application/x-signature"))
+	layer := digest.FromString("layer").String()
+	c.must(http.StatusCreated, "POST", "/v2/mounted/blobs/uploads/?mount="+layer, nil)
 	d512, _ := c.put("b/c", "sha512?tag=v1", ociManifest, c.image512("b/c", "layer of 512"))
 	if err := i.stop(); err != nil {
 		t.Fatal(err)
@@ -320,11 +322,12 @@ func TestDistributionReadsTheStorage(t *testing.T) {
 	plain := client{Client: server.Client(), t: t, base: server.URL}
 	accept := []string{"Accept", ociManifest}
 	for path, want := range map[string]string{
-		"/v2/a/manifests/v1":                                 manifest,
-		"/v2/a/manifests/" + d.String():                      manifest,
-		"/v2/a/blobs/" + digest.FromString("layer").String(): "layer",
-		"/v2/a/tags/list":                                    `{"name":"a","tags":["v1"]}` + "\n",
-		"/v2/_catalog":                                       `{"repositories":["a","b/c"]}` + "\n",
+		"/v2/a/manifests/v1":            manifest,
+		"/v2/a/manifests/" + d.String(): manifest,
+		"/v2/a/blobs/" + layer:          "layer",
+		"/v2/mounted/blobs/" + layer:    "layer",
+		"/v2/a/tags/list":               `{"name":"a","tags":["v1"]}` + "\n",
+		"/v2/_catalog":                  `{"repositories":["a","b/c"]}` + "\n",
 	} {
 		if got := plain.must(http.StatusOK, "GET", path, nil, accept...); got.body != want {
 			t.Errorf("%s: %q, want %q", path, got.body, want)

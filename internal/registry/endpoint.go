@@ -18,9 +18,8 @@ import (
 )
 
 const (
-	// headerTimeout bounds a TLS handshake and, separately, reading a request's header. With a thousand
-	// nodes connecting while all cores serve pulls, a handshake has taken more than 10 s. Aborting it
-	// would only cost its CPU time again.
+	// headerTimeout bounds a TLS handshake and, separately, reading a request's header. With a thousand nodes connecting
+	// while all cores serve pulls, a handshake has taken more than 10 s. Aborting it would only cost its CPU time again.
 	headerTimeout = 30 * time.Second
 	// keepAliveTimeout is longer than clients keep idle connections (90 s in Go's transport). The client
 	// then closes the connection, and no request hits one that the server is just closing.
@@ -30,8 +29,7 @@ const (
 	// read. maxDiagnostics is for probes, Prometheus and init-hook.
 	maxConnections = 4096
 	maxDiagnostics = 64
-	// unsentSize is how much the kernel keeps for a client that does not read (TCP_NOTSENT_LOWAT), instead
-	// of up to 4 MiB. It does not limit what is on its way.
+	// unsentSize is how much the kernel keeps for a client that does not read (TCP_NOTSENT_LOWAT), instead of 4 MiB.
 	unsentSize = 128 << 10
 	// maxHeader bounds a request's header, in bytes. The longest are upload URLs, a few hundred bytes.
 	maxHeader = 64 << 10
@@ -41,8 +39,7 @@ const (
 type endpoint struct {
 	name    string
 	address string
-	// sharesPort lets the loopback listener have the port of the plain one, which listens at all addresses:
-	// the kernel prefers the listener whose address is more specific.
+	// sharesPort lets the loopback listener have the port of the plain one: the kernel prefers the specific address.
 	sharesPort  bool
 	listener    net.Listener
 	connections *connlimit.Limiter
@@ -56,9 +53,7 @@ func newEndpoint(
 	protocols := new(http.Protocols)
 	protocols.SetHTTP1(true)
 	return &endpoint{
-		name:        name,
-		address:     address,
-		connections: connections,
+		name: name, address: address, connections: connections,
 		server: &http.Server{
 			Handler:           connlimit.Handler(handler),
 			ConnContext:       connlimit.Context,
@@ -117,9 +112,8 @@ func (e *endpoint) serve() error {
 	return fmt.Errorf("serving %s at %s: %w", e.name, e.listener.Addr(), err)
 }
 
-// drain closes the listener and idle connections at once, and other connections when their requests
-// finish, and waits until clients have received the responses. If ctx ends first, it cuts off what is
-// left and returns an error.
+// drain closes the listener and idle connections at once, and other connections when their requests finish, and waits
+// until clients have received the responses. If ctx ends first, it cuts off what is left and returns an error.
 func (e *endpoint) drain(ctx context.Context) error {
 	if err := e.server.Shutdown(ctx); err != nil {
 		_ = e.server.Close()

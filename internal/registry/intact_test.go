@@ -4,8 +4,7 @@ import (
 	"context"
 	"fmt"
 	"net/http"
-	"os"
-	"path/filepath"
+	"path"
 	"strings"
 	"testing"
 
@@ -27,18 +26,26 @@ func (i *instance) overwrite(path, content string) {
 
 func TestDamagedBlobsDoNotExist(t *testing.T) {
 	t.Parallel()
-	for name, content := range map[string]string{"empty": "", "cut off": "lay", "too long": "layer and more"} {
+	for name, content := range map[string]string{
+		"empty": "", "cut off": "lay", "too long": "layer and more", "missing": "", "without a directory": "",
+	} {
 		t.Run(name, func(t *testing.T) {
 			i := start(t, newTestCA(t), t.TempDir())
 			c := i.pusher()
 			d, manifest := c.pushImage("a", "v1", "layer")
 			layer := digest.FromString("layer")
 			i.overwrite(storage.BlobPath(layer), content)
+			gone := map[string]string{"missing": storage.BlobPath(layer), "without a directory": path.Dir(storage.BlobPath(layer))}
+			if name := gone[name]; name != "" {
+				if err := i.server.source.Driver.Delete(t.Context(), name); err != nil {
+					t.Fatal(err)
+				}
+			}
 
-			path := "/v2/a/blobs/" + layer.String()
+			blob := "/v2/a/blobs/" + layer.String()
 			for who, client := range map[string]client{"a pusher": c, "a node": i.node()} {
 				for _, method := range []string{"HEAD", "GET"} {
-					if a := client.must(http.StatusNotFound, method, path, nil); method == "GET" && a.code() != "BLOB_UNKNOWN" {
+					if a := client.must(http.StatusNotFound, method, blob, nil); method == "GET" && a.code() != "BLOB_UNKNOWN" {
 						t.Errorf("%s: %s", who, a.body)
 					}
 				}
@@ -58,7 +65,7 @@ func TestDamagedBlobsDoNotExist(t *testing.T) {
 			}
 
 			c.pushBlob("b", "layer")
-			if a := i.node().must(http.StatusOK, "GET", path, nil); a.body != "layer" {
+			if a := i.node().must(http.StatusOK, "GET", blob, nil); a.body != "layer" {
 				t.Errorf("the layer is %q", a.body)
 			}
 			c.pushManifest("a", "v1", manifest)
@@ -189,19 +196,29 @@ func TestDamagedLinksPreventNothing(t *testing.T) {
 	named := digest.SHA512.FromString(manifest)
 	c.must(http.StatusCreated, "PUT", "/v2/a/manifests/"+named.String(), strings.NewReader(manifest), "Content-Type",
 		ociManifest)
-	for _, path := range []string{storage.TagPath("a", "v1"), storage.LayerPath("a", layer), storage.DigestLinkPath(layer),
-		storage.RevisionPath("a", named)} {
-		if err := os.WriteFile(filepath.Join(root, path), []byte("sha512:damaged"), 0o600); err != nil {
-			t.Fatal(err)
-		}
+	names := []string{storage.RevisionsDir("a") + "/sha256/short/link", storage.RevisionsDir("a") + "/md5/0a/link",
+		storage.TagDir("a", "v1") + "/index/sha256/short/link", storage.RepositoriesPath + "/a/_layers/sha512/0a/link",
+		storage.RepositoriesPath + "/a/_referrers/sha256/0a/sha256/0b/descriptor.json",
+		storage.BlobsPath + "/sha256/sh/short/data", storage.BlobsPath + "/sha512/sh/short/link"}
+	for _, path := range append(names, storage.TagPath("a", "v1"), storage.LayerPath("a", layer),
+		storage.DigestLinkPath(layer), storage.RevisionPath("a", named)) {
+		i.overwrite(path, "sha512:damaged")
 	}
 	events := c.collect(gc.Request{DeleteUntagged: true})
+	collected := ""
+	for _, e := range events {
+		collected += e.Problem + "\n"
+	}
 	if last := events[len(events)-1]; last.Result == nil || last.Result.Manifests != 1 {
 		t.Errorf("the collection ends with %+v", last)
 	}
 	body := c.must(http.StatusOK, "GET", catalog.Path, nil).body
 	mentions(t, body, `"end"`, "a:v1 is damaged", "a@"+named.String()+" is damaged", layer.String()+" is damaged",
 		"it may have a tag")
+	for _, name := range names {
+		mentions(t, body, name+" is damaged")
+		mentions(t, collected, name+" is damaged")
+	}
 	c.must(http.StatusOK, "GET", "/v2/a/manifests/"+kept.String(), nil, "Accept", ociManifest)
 	c.must(http.StatusNotFound, "GET", "/v2/b/manifests/"+untagged.String(), nil, "Accept", ociManifest)
 	problems, _ := c.scrub()

@@ -53,8 +53,7 @@ func (s *Server) plainListener() listener {
 	return listener{listenerPlain, o.PlainListen, policy, nil, o.LoopbackListen != ""}
 }
 
-// endpoints returns those of the registry and those for health and metrics. A plain listener that opens and closes
-// becomes s.plain instead.
+// endpoints returns those of the registry, without s.plain, and those for health and metrics.
 func (s *Server) endpoints() (registry, diagnostics []*endpoint) {
 	for _, l := range s.listeners() {
 		if l.address != "" && (l.name != listenerPlain || s.plain == nil) {

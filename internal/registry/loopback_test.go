@@ -26,22 +26,7 @@ func TestAuthorizationAtTheLoopbackListener(t *testing.T) {
 	t.Parallel()
 	i := start(t, newTestCA(t), t.TempDir(), func(o *Options) { o.AnonymousPull = true })
 	d := i.pusher().pushBlob("a", "content").String()
-	for name, tt := range map[string]struct {
-		user, password string
-		access         int
-	}{
-		"without a credential":     {"", "", accessLogin},
-		"with a wrong password":    {pushUser, "wrong", accessLogin},
-		"with an unknown user":     {"nobody", pushPassword, accessLogin},
-		"with the pull credential": {pullUser, pullPassword, accessRead},
-		"with the push credential": {pushUser, pushPassword, accessFull},
-	} {
-		t.Run(name, func(t *testing.T) {
-			c := i.loopback().as(tt.user, tt.password)
-			c.t = t
-			c.try(d, tt.access)
-		})
-	}
+	i.loopback().tryUsers(t, d, accessLogin, "")
 }
 
 // TestLoopbackListenerKeepsThePlainPort covers a switch between the modes: the plain listener, at all

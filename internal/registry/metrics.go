@@ -7,8 +7,10 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promauto"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
+	"github.com/zarf-dev/zarf-registry/internal/api/loaded"
 	"github.com/zarf-dev/zarf-registry/internal/net/connlimit"
 	"github.com/zarf-dev/zarf-registry/internal/net/tlsfiles"
 	"github.com/zarf-dev/zarf-registry/internal/registry/collect"
@@ -18,8 +20,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/registry/volume"
 )
 
-// metrics are this server's. Those of the process (Go runtime, distribution's storage and cache) are in
-// client_golang's global registry.
+// metrics are this server's. Those of Go, and of distribution's storage, are in client_golang's global registry.
 type metrics struct {
 	own      *prometheus.Registry
 	requests *prometheus.CounterVec
@@ -30,44 +31,38 @@ type metrics struct {
 }
 
 func newMetrics(version string) *metrics {
+	own := prometheus.NewRegistry()
+	auto := promauto.With(own)
+	counter := func(name, help string, labels ...string) *prometheus.CounterVec {
+		return auto.NewCounterVec(prometheus.CounterOpts{Name: name, Help: help}, labels)
+	}
 	m := &metrics{
-		own: prometheus.NewRegistry(),
-		requests: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "zarf_registry_http_requests_total",
-			Help: "Completed requests, by listener, method and status code.",
-		}, []string{"listener", "method", "code"}),
-		inFlight: prometheus.NewGaugeVec(prometheus.GaugeOpts{
-			Name: "zarf_registry_http_requests_in_flight",
-			Help: "Requests being served.",
+		own: own,
+		requests: counter("zarf_registry_http_requests_total",
+			"Completed requests, by listener, method and status code.", "listener", "method", "code"),
+		inFlight: auto.NewGaugeVec(prometheus.GaugeOpts{
+			Name: "zarf_registry_http_requests_in_flight", Help: "Requests being served.",
 		}, []string{"listener"}),
-		duration: prometheus.NewHistogramVec(prometheus.HistogramOpts{
+		duration: auto.NewHistogramVec(prometheus.HistogramOpts{
 			Name: "zarf_registry_http_request_duration_seconds",
 			Help: "Time from a request's header to the end of its response.",
 			// From a HEAD request to the transfer of a large layer.
 			Buckets: []float64{.001, .01, .1, 1, 10, 100},
 		}, []string{"listener", "method"}),
-		received: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "zarf_registry_http_received_bytes_total",
-			Help: "Bytes of request bodies read.",
-		}, []string{"listener"}),
-		sent: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "zarf_registry_http_sent_bytes_total",
-			Help: "Bytes of response bodies written.",
-		}, []string{"listener"}),
+		received: counter("zarf_registry_http_received_bytes_total", "Bytes of request bodies read.", "listener"),
+		sent:     counter("zarf_registry_http_sent_bytes_total", "Bytes of response bodies written.", "listener"),
 	}
-	m.own.MustRegister(m.requests, m.inFlight, m.duration, m.received, m.sent)
 	m.gauge("zarf_registry_build_info", "Always 1; the label is the version of the program.",
 		prometheus.Labels{"version": version}, func() float64 { return 1 })
 	return m
 }
 
 func (m *metrics) gauge(name, help string, labels prometheus.Labels, value func() float64) {
-	m.own.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: name, Help: help, ConstLabels: labels}, value))
+	promauto.With(m.own).NewGaugeFunc(prometheus.GaugeOpts{Name: name, Help: help, ConstLabels: labels}, value)
 }
 
 func (m *metrics) counter(name, help string, labels prometheus.Labels, value func() float64) {
-	m.own.MustRegister(prometheus.NewCounterFunc(prometheus.CounterOpts{Name: name, Help: help, ConstLabels: labels},
-		value))
+	promauto.With(m.own).NewCounterFunc(prometheus.CounterOpts{Name: name, Help: help, ConstLabels: labels}, value)
 }
 
 func (m *metrics) watchConnections(listener string, l *connlimit.Limiter) {
@@ -78,42 +73,34 @@ func (m *metrics) watchConnections(listener string, l *connlimit.Limiter) {
 		func() float64 { return float64(l.Dropped()) })
 }
 
-func (m *metrics) watchCertificates(source *tlsfiles.Source) {
-	m.gauge("zarf_registry_tls_certificate_expiry_timestamp_seconds",
-		"Unix time at which the server certificate in use expires.", nil,
-		func() float64 { return float64(source.Current().Leaf.NotAfter.Unix()) })
-	m.gauge("zarf_registry_tls_certificate_lifetime_seconds",
-		"Total lifetime of the server certificate in use, for alerts on the remaining fraction.", nil,
-		func() float64 { return source.Current().Lifetime().Seconds() })
+// watchCertificate watches the certificate of a listener, which cert-manager may not have issued yet.
+func (m *metrics) watchCertificate(prefix, listener string, source *tlsfiles.Source) {
+	current := func(value func(*tlsfiles.Material) float64) func() float64 {
+		return func() float64 {
+			if current := source.Current(); current != nil {
+				return value(current)
+			}
+			return math.NaN()
+		}
+	}
+	m.gauge(prefix+"_certificate_expiry_timestamp_seconds",
+		"Unix time at which the certificate in use at "+listener+" expires.", nil,
+		current(func(m *tlsfiles.Material) float64 { return float64(m.Leaf.NotAfter.Unix()) }))
+	m.gauge(prefix+"_certificate_lifetime_seconds",
+		"Total lifetime of the certificate in use at "+listener+", for alerts on the remaining fraction.", nil,
+		current(func(m *tlsfiles.Material) float64 { return m.Lifetime().Seconds() }))
+	m.counter(prefix+"_reload_errors_total",
+		"Failed loads of the directory with the certificate of "+listener+"; the previous one stays in use.", nil,
+		func() float64 { return float64(source.ReloadErrors()) })
+}
+
+func (m *metrics) watchClientCAs(source *tlsfiles.Source) {
 	m.gauge("zarf_registry_tls_ca_expiry_timestamp_seconds",
 		"Unix time at which the first of the client CAs in use expires.", nil,
 		func() float64 { return float64(source.Current().CAExpiry().Unix()) })
 	m.gauge("zarf_registry_tls_generation",
 		"Number of successful loads of the certificate directory, including the first.", nil,
 		func() float64 { return float64(source.Current().Generation) })
-	m.counter("zarf_registry_tls_reload_errors_total",
-		"Failed loads of the certificate directory; the previous generation stays in use.", nil,
-		func() float64 { return float64(source.ReloadErrors()) })
-}
-
-func (m *metrics) watchExposed(source *tlsfiles.Source) {
-	exposed := func(value func(*tlsfiles.Material) float64) func() float64 {
-		return func() float64 {
-			if current := source.Current(); current != nil {
-				return value(current)
-			}
-			return math.NaN() // cert-manager has not issued it
-		}
-	}
-	m.gauge("zarf_registry_exposed_tls_certificate_expiry_timestamp_seconds",
-		"Unix time at which the certificate in use at --expose-listen expires.", nil,
-		exposed(func(m *tlsfiles.Material) float64 { return float64(m.Leaf.NotAfter.Unix()) }))
-	m.gauge("zarf_registry_exposed_tls_certificate_lifetime_seconds",
-		"Total lifetime of the certificate in use at --expose-listen.", nil,
-		exposed(func(m *tlsfiles.Material) float64 { return m.Lifetime().Seconds() }))
-	m.counter("zarf_registry_exposed_tls_reload_errors_total",
-		"Failed loads of the directory of --expose-tls-dir; the previous certificate stays in use.", nil,
-		func() float64 { return float64(source.ReloadErrors()) })
 }
 
 func (m *metrics) watchCredentials(c *users.Users) {
@@ -152,7 +139,7 @@ func (m *metrics) watchSpace(s *volume.Space) {
 
 func (m *metrics) watchCollections(c *collect.Collector) {
 	m.gauge("zarf_registry_gc_running", "1 while any replica collects garbage, else 0.", nil,
-		func() float64 { return boolean(c.Status().Running) })
+		func() float64 { return boolean(c.Status().Held) })
 	m.gauge("zarf_registry_gc_last_success_timestamp_seconds",
 		"Unix time of the last successful garbage collection by any replica; 0 if there was none.", nil,
 		func() float64 { return float64(c.Status().Succeeded) })
@@ -166,21 +153,21 @@ func (m *metrics) watchCollections(c *collect.Collector) {
 }
 
 func (m *metrics) watchScrub(s *inspect.Scrubber) {
+	last := func(none float64, value func(*loaded.Scrub) float64) func() float64 {
+		return func() float64 {
+			if status := s.Status(); status != nil {
+				return value(status)
+			}
+			return none
+		}
+	}
 	m.gauge("zarf_registry_scrub_problems",
 		"Stored content that the last zarf-registry images scrub found missing or damaged, and that was not pushed again "+
-			"since; -1 if there was none.", nil, func() float64 {
-			if status := s.Status(); status != nil {
-				return float64(status.Problems)
-			}
-			return -1
-		})
+			"since; -1 if there was none.", nil,
+		last(-1, func(s *loaded.Scrub) float64 { return float64(s.Problems) }))
 	m.gauge("zarf_registry_scrub_last_success_timestamp_seconds",
-		"Unix time at which the last zarf-registry images scrub ended; 0 if there was none.", nil, func() float64 {
-			if status := s.Status(); status != nil {
-				return float64(status.FinishedAt.Unix())
-			}
-			return 0
-		})
+		"Unix time at which the last zarf-registry images scrub ended; 0 if there was none.", nil,
+		last(0, func(s *loaded.Scrub) float64 { return float64(s.FinishedAt.Unix()) }))
 }
 
 func boolean(value bool) float64 {

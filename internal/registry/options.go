@@ -10,70 +10,48 @@ import (
 	"github.com/distribution/distribution/v3/configuration"
 )
 
-// Options configure a Server. Addresses are HOST:PORT or :PORT; an empty address disables its listener.
-// Files and directories are followed: changes are loaded within a second, unless stated otherwise.
+// Options configure a Server: they are the flags of registry serve, whose help explains them. Addresses are HOST:PORT
+// or :PORT; an empty one disables its listener. Files and directories are followed: changes are loaded in a second.
 type Options struct {
-	// Version is what the log and the metric build_info report.
-	Version string
+	Version string // in the log and in the metric build_info
 
-	// Config comes from LoadConfig. The Server takes ownership of it.
-	//
-	// Its http.secret signs the upload state that clients carry from one request to the next. If it is
-	// empty, UploadSecret is used.
+	// Config comes from LoadConfig. The Server takes ownership of it. Its http.secret signs the upload state that clients
+	// carry from one request to the next. If it is empty, UploadSecret is used.
 	Config *configuration.Configuration
-
-	// UploadSecret is the file of the secret that signs upload state, at least 32 bytes. Replicas with
-	// the same secret continue each other's uploads; so does a registry after a restart. It is read
-	// once. If it is empty, the secret is derived from the Htpasswd file as it is at startup, and stays
-	// the same only as long as that file does.
+	// UploadSecret is a file of at least 32 bytes, read once. Replicas with the same secret continue each other's uploads;
+	// so does a registry after a restart. If it is empty, the secret is derived from the first Htpasswd file.
 	UploadSecret string
 
-	// Listen serves clients with certificates. It needs TLSDir.
-	Listen string
-	// TLSDir holds tls.crt, tls.key and ca.crt.
-	TLSDir string
-	// PlainListen serves clients without TLS. At least one of Listen, PlainListen and ExposeListen is
-	// required. With PullHtpasswd, the listener is open only while that file exists.
+	// Listen serves clients with certificates. It needs TLSDir, with tls.crt, tls.key and ca.crt.
+	Listen, TLSDir string
+	// PlainListen serves clients without TLS. With PullHtpasswd, it is open only while that file exists.
 	PlainListen string
 	// AnonymousPull lets every client read at PlainListen.
 	AnonymousPull bool
-	// LoopbackListen serves clients that reach the pod's loopback address, by a port-forward, without TLS:
-	// the users of Htpasswd may read and write, those of PullHtpasswd may read. Nobody reads without a
-	// password. It may have the port of PlainListen, and is always open.
+	// LoopbackListen serves port-forwards, without TLS. It may have the port of PlainListen, and is always open.
 	LoopbackListen string
-	// ExposeListen serves clients outside the cluster, with TLS and without client certificates: they
-	// authenticate with a user name and a password.
-	ExposeListen string
-	// ExposeTLSDir holds tls.crt and tls.key for ExposeListen; ca.crt is ignored. If it is empty, the
-	// certificate of TLSDir is used.
-	ExposeTLSDir string
-	// ExposeHtpasswd is the optional file of users who may only pull, and only at ExposeListen. The users
-	// of Htpasswd and PullHtpasswd are accepted there too. The file may appear and disappear.
+	// ExposeListen serves clients outside the cluster, with TLS and users: with the certificate of ExposeTLSDir, whose
+	// ca.crt is ignored, or else with that of TLSDir.
+	ExposeListen, ExposeTLSDir string
+	// ExposeHtpasswd is the optional file of users who may only pull, and only at ExposeListen.
 	ExposeHtpasswd string
 	// ExposeAnonymousPull lets every client read at ExposeListen.
 	ExposeAnonymousPull bool
-	// HealthListen serves /healthz and /readyz.
-	HealthListen string
-	// MetricsListen serves /metrics, and /loaded as defined by package loaded.
-	MetricsListen string
+	HealthListen        string // for /healthz and /readyz
+	MetricsListen       string // for /metrics, and /loaded as defined by package loaded
 
-	// Htpasswd is the file of the users who may pull and push; required. If a new version is invalid, the
-	// previous users stay in force and the error is logged.
+	// Htpasswd is the required file of the users who may pull and push. An invalid version is logged, and not used.
 	Htpasswd string
-	// PullHtpasswd is the optional file of the users who may only pull. It needs PlainListen. The file may
-	// appear and disappear: when it appears, the listener opens; when it disappears, its users are refused
-	// and the listener closes, and requests in progress have 10 minutes to finish. The listener stays
-	// closed until the file has been valid once.
+	// PullHtpasswd is the optional file of the users who may only pull. It needs PlainListen. The file may appear and
+	// disappear: see Users and plainListener. PlainListen stays closed until the file has been valid once.
 	PullHtpasswd string
 
-	// ShutdownDelay is how long the server keeps accepting connections after it reports not ready, so that
-	// clients stop using it before it closes.
+	// ShutdownDelay is how long the server accepts connections after it reports not ready, so that clients leave it.
 	ShutdownDelay time.Duration
 	// DrainTimeout is how long requests may then take to finish. Zero cuts them off at once.
 	DrainTimeout time.Duration
 
-	// Log is required.
-	Log *slog.Logger
+	Log *slog.Logger // required
 }
 
 func (o *Options) validate() error {

@@ -10,13 +10,11 @@ import (
 	"time"
 )
 
-// closedDrainTimeout is how long requests may continue after the plain listener was closed: enough for
-// the largest layers over slow links, and a limit for clients that never finish.
+// closedDrainTimeout is how long requests may continue on a closed listener: the largest layers over slow links.
 const closedDrainTimeout = 10 * time.Minute
 
-// plainListener is a plain listener that opens and closes while the server runs. Each opening has its
-// own HTTP server, so that requests of a closed one may finish while the next serves. All methods are
-// safe for concurrent use.
+// plainListener is a plain listener that opens and closes while the server runs. Each opening has its own HTTP server,
+// so that requests of a closed one may finish while the next serves. All methods are safe for concurrent use.
 type plainListener struct {
 	newEndpoint func() *endpoint
 	timeout     time.Duration // closedDrainTimeout
@@ -72,8 +70,7 @@ func (p *plainListener) isServing() bool {
 	}
 }
 
-// close closes the listener if it is open. When it returns, new connections are refused; requests in
-// progress continue.
+// close closes the listener if it is open, to new connections: requests in progress continue.
 func (p *plainListener) close(why string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -114,8 +111,7 @@ func (p *plainListener) isNewMessage(message string) bool {
 	return message != previous
 }
 
-// handOff returns the open endpoint and those that drain, for the caller to drain. After that, the
-// listener does not open again.
+// handOff returns the open endpoint and those that drain, for the caller to drain. Nothing opens after that.
 func (p *plainListener) handOff() []*endpoint {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -3,11 +3,7 @@
 // It does not issue certificates, create credentials, verify signatures, expire content or replicate, and it is not a
 // pull-through cache. What happens to a request is in the packages below it: front (who may do what), inspect (what
 // zarf-registry asks about the storage), spec (the specification, on github.com/distribution/distribution/v3),
-// collect (garbage), volume (its space), content (what is stored), storage (drivers), users, audit and request.
-//
-// It adds what distribution lacks or configures only once at startup: mutual TLS that
-// reloads certificates and CAs, a plain listener that opens and closes with its users file,
-// health and metrics on separate ports, timeouts that end stalled connections but not slow ones, and draining.
+// collect (garbage), volume (its space), content (what is stored), storage (drivers), users and request.
 //
 // Listeners speak HTTP/1.1 only. A pull is a few large responses. Over HTTP/2 they would share one
 // connection, its flow-control window and its lock, and so one core. Every client (containerd, CRI-O,
@@ -17,9 +13,12 @@ package registry
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"os"
+	"slices"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -59,8 +58,7 @@ type Server struct {
 	writeTimeout time.Duration // of background writes at the end
 }
 
-// Open validates the options and everything they refer to: files, certificates, credentials, and write
-// access to a filesystem. It opens no listener and does not connect to S3.
+// Open validates the options and what they refer to. It opens no listener and does not connect to S3.
 func Open(options Options) (*Server, error) {
 	if err := options.validate(); err != nil {
 		return nil, err
@@ -76,14 +74,10 @@ func Open(options Options) (*Server, error) {
 			s.metrics.watchConnections(l.name, s.connections[l.name])
 		}
 	}
-	if err := s.openCertificates(); err != nil {
-		return nil, err
-	}
-	if err := s.openCredentials(); err != nil {
-		return nil, err
-	}
-	if err := s.openStorage(); err != nil {
-		return nil, err
+	for _, open := range []func() error{s.openCertificates, s.openCredentials, s.openStorage} {
+		if err := open(); err != nil {
+			return nil, err
+		}
 	}
 	return s, nil
 }
@@ -94,14 +88,15 @@ func (s *Server) openCertificates() (err error) {
 			return err
 		}
 		s.clients = tlsfiles.NewClients(s.certificates, func() time.Time { return s.now() })
-		s.metrics.watchCertificates(s.certificates)
+		s.metrics.watchCertificate("zarf_registry_tls", "--listen", s.certificates)
+		s.metrics.watchClientCAs(s.certificates)
 	}
 	if s.options.ExposeTLSDir != "" {
 		s.exposed, err = tlsfiles.Open(s.options.ExposeTLSDir, tlsfiles.WithoutCAs(), tlsfiles.WithLogger(s.log))
 		if err != nil {
 			return err
 		}
-		s.metrics.watchExposed(s.exposed)
+		s.metrics.watchCertificate("zarf_registry_exposed_tls", "--expose-listen", s.exposed)
 	}
 	return nil
 }
@@ -170,4 +165,103 @@ func (s *Server) uploadSecret() (string, error) {
 		return "", fmt.Errorf("upload secret %s has %d bytes: want at least %d", path, len(secret), minUploadSecret)
 	}
 	return string(secret), nil
+}
+
+// Serve listens and serves until ctx ends, then drains: it reports not ready at once, accepts connections for another
+// Options.ShutdownDelay, and cuts off what still runs after Options.DrainTimeout. It returns nil after that, or the
+// error of a listener. A plain listener that follows Options.PullHtpasswd is retried instead.
+func (s *Server) Serve(ctx context.Context) error {
+	registry, diagnostics := s.endpoints()
+	if err := listen(ctx, slices.Concat(diagnostics, registry)); err != nil {
+		return err
+	}
+	return s.serve(ctx, registry, diagnostics)
+}
+
+func (s *Server) serve(ctx context.Context, registry, diagnostics []*endpoint) error {
+	background, stop := context.WithCancel(context.WithoutCancel(ctx))
+	var running sync.WaitGroup
+	running.Go(func() { s.credentials.Run(background, func() { s.watchPullUsers(background) }) })
+	// Not waited for, because the storage may hang.
+	go s.health.Run(background)
+	go s.collector.Poll(background, s.health.Interval)
+	go s.scrubber.Poll(background)
+	var writing sync.WaitGroup
+	writing.Go(func() { s.space.Poll(background, !storage.ReadOnly(s.options.Config.Storage)) })
+	if !storage.ReadOnly(s.options.Config.Storage) {
+		writing.Go(func() { s.source.KeepRebuilding(background) })
+	}
+	if s.certificates != nil {
+		running.Go(func() { s.certificates.Run(background) })
+	}
+	if s.exposed != nil {
+		running.Go(func() { s.exposed.Run(background) })
+	}
+	defer running.Wait()
+	// Nothing is written after the end, unless the storage hangs.
+	defer waitFor(&writing, s.writeTimeout)
+	defer stop()
+
+	failed := make(chan error, len(registry)+len(diagnostics))
+	for _, e := range slices.Concat(diagnostics, registry) {
+		s.log.Info("listening", "listener", e.name, "address", e.listener.Addr().String())
+		running.Go(func() { failed <- e.serve() })
+	}
+
+	var err error
+	var delay time.Duration
+	select {
+	case err = <-failed:
+	case <-ctx.Done():
+		delay = s.options.ShutdownDelay
+	}
+	s.draining.Store(true)
+	s.log.Info("shutting down", "delay", delay.String(), "drain", s.options.DrainTimeout.String())
+	<-s.after(delay)
+	if s.plain != nil {
+		registry = append(registry, s.plain.handOff()...)
+	}
+	s.drain(registry)
+	for _, e := range diagnostics {
+		_ = e.server.Close()
+	}
+	return errors.Join(err, s.source.Shutdown())
+}
+
+// waitFor waits until a group is done, but not longer than timeout.
+func waitFor(group *sync.WaitGroup, timeout time.Duration) {
+	done := make(chan struct{})
+	go func() {
+		group.Wait()
+		close(done)
+	}()
+	select {
+	case <-done:
+	case <-time.After(timeout):
+	}
+}
+
+func (s *Server) drain(endpoints []*endpoint) {
+	ctx, cancel := context.WithTimeout(context.Background(), s.options.DrainTimeout)
+	defer cancel()
+	var draining sync.WaitGroup
+	for _, e := range endpoints {
+		draining.Go(func() {
+			if err := e.drain(ctx); err != nil {
+				s.log.Warn("requests were cut off: raise --drain-timeout", "listener", e.name, "error", err)
+			}
+		})
+	}
+	draining.Wait()
+}
+
+// watchPullUsers opens the plain listener while pull-only users are loaded, and closes it otherwise.
+func (s *Server) watchPullUsers(ctx context.Context) {
+	switch {
+	case s.plain == nil:
+	case s.credentials.HasPullUsers():
+		s.plain.open(ctx, s.options.PullHtpasswd+" has users")
+	default:
+		s.plain.close(s.options.PullHtpasswd + " has no users")
+	}
 }

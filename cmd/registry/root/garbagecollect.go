@@ -10,8 +10,8 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/exitcode"
 	"github.com/zarf-dev/zarf-registry/internal/logging"
 	"github.com/zarf-dev/zarf-registry/internal/registry"
-	"github.com/zarf-dev/zarf-registry/internal/registry/audit"
 	"github.com/zarf-dev/zarf-registry/internal/registry/collect"
+	"github.com/zarf-dev/zarf-registry/internal/registry/request"
 )
 
 func garbageCollectCommand() *cobra.Command {
@@ -83,7 +83,7 @@ func reportRemoved(command *cobra.Command, log *slog.Logger, dryRun bool) func(g
 		}
 		fmt.Fprintln(command.OutOrStdout(), e.Removed)
 		if !dryRun {
-			audit.Log(command.Context(), log, audit.ActionPrune, e.Removed.Repository, e.Removed.Digest, e.Removed.Digest,
+			request.Audit(command.Context(), log, request.ActionPrune, e.Removed.Repository, e.Removed.Digest, e.Removed.Digest,
 				slog.String("program", command.CommandPath()))
 		}
 	}

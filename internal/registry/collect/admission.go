@@ -1,7 +1,12 @@
 package collect
 
 import (
+	"bytes"
 	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/distribution/distribution/v3"
@@ -9,27 +14,35 @@ import (
 
 	"github.com/zarf-dev/zarf-registry/internal/registry/poll"
 	"github.com/zarf-dev/zarf-registry/internal/registry/request"
+	"github.com/zarf-dev/zarf-registry/internal/registry/storage"
 )
 
-// wait waits while the lease is held in a way that blocks the caller.
-func (c *leaseClient) wait(ctx context.Context, blocks func(*leaseReading) bool) (*leaseReading, error) {
+// await waits for at most WaitTimeout until a push may go on. Refusal is the error after that.
+func (c *leaseClient) await(ctx context.Context, pause time.Duration, refusal string, may func() (bool, error)) error {
 	deadline := time.Now().Add(c.times.WaitTimeout)
 	for {
-		r, err := c.read(ctx, c.times.PollInterval)
-		if err != nil {
-			return nil, request.Unavailable("%v", err)
+		switch admitted, err := may(); {
+		case err != nil:
+			return request.Unavailable("%v", err)
+		case admitted:
+			return nil
+		case time.Now().After(deadline):
+			return request.Unavailable("%s", refusal)
 		}
-		if !c.held(r) || !blocks(r) {
-			return r, nil
-		}
-		if time.Now().After(deadline) {
-			return nil, request.Unavailable("garbage is being collected by another process, and may include content of this " +
-				"image: retry later")
-		}
-		if err := poll.Sleep(ctx, c.times.PollInterval); err != nil {
-			return nil, err
+		if err := poll.Sleep(ctx, pause); err != nil {
+			return err
 		}
 	}
+}
+
+// wait waits while the lease is held in a way that blocks the caller.
+func (c *leaseClient) wait(ctx context.Context, blocks func(*leaseReading) bool) (r *leaseReading, err error) {
+	const refusal = "garbage is being collected by another process, and may include content of this image: retry later"
+	err = c.await(ctx, c.times.PollInterval, refusal, func() (bool, error) {
+		r, err = c.read(ctx, c.times.PollInterval)
+		return err == nil && (!c.held(r) || !blocks(r)), err
+	})
+	return r, err
 }
 
 // Admission is that of a manifest upload.
@@ -93,8 +106,7 @@ const (
 	removedAnything                // what is in a list that no longer exists
 )
 
-// removedBetween considers only lists that were not known at the first reading: that of the same collection was, unless
-// it had ended.
+// removedBetween considers lists that were not known at the first reading: that of a running collection was.
 func removedBetween(before, now leaseRecord) removedContent {
 	switch {
 	case now.ID == before.ID:
@@ -125,8 +137,7 @@ func (c *Collector) Rely(digests ...digest.Digest) *Use {
 // Done ends the request. Only what exists is kept from collections to come: clients invent digests.
 func (u *Use) Done(exist bool) { u.collector.use.end(u.digests, exist) }
 
-// Missing returns a [distribution.ErrManifestBlobUnknown] if a collection of this process has removed a part of what a
-// manifest needs, and nobody has pushed that again.
+// Missing returns a [distribution.ErrManifestBlobUnknown] if this process has collected what a manifest needs.
 func (u *Use) Missing(ctx context.Context, repository string) error {
 	for _, d := range u.swept {
 		if found, err := u.collector.store.Provides(ctx, repository, d); err != nil {
@@ -152,4 +163,57 @@ func (c *Collector) Stored(ctx context.Context, named digest.Digest) (d digest.D
 	_, _, err = c.store.Size(ctx, d)
 	use.Done(err == nil)
 	return d, err == nil
+}
+
+// garbageSet are the digests that a collection may remove, by every name that manifests may have for them.
+type garbageSet map[digest.Digest]struct{}
+
+// emptyList is the digest of an empty list.
+var emptyList = digest.FromString("")
+
+func (s garbageSet) has(d digest.Digest) bool {
+	_, ok := s[d]
+	return ok
+}
+
+// encode returns a line for each element of a set.
+func encode[T ~string](set map[T]struct{}) []byte {
+	var b bytes.Buffer
+	for _, element := range slices.Sorted(maps.Keys(set)) {
+		b.WriteString(string(element) + "\n")
+	}
+	return b.Bytes()
+}
+
+func decode[T ~string](content []byte) map[T]struct{} {
+	set := map[T]struct{}{}
+	for line := range strings.Lines(string(content)) {
+		set[T(strings.TrimSuffix(line, "\n"))] = struct{}{}
+	}
+	return set
+}
+
+// otherCollects reports whether another process has published a list and may be removing garbage.
+func (c *leaseClient) otherCollects(r *leaseReading) bool {
+	return r.record.Held && c.own.Load() != r.record.ID
+}
+
+// readGarbageList returns nil if the list with a digest does not exist: its collection has ended, or another has begun.
+func (c *leaseClient) readGarbageList(ctx context.Context, want digest.Digest) (garbageSet, error) {
+	content, err := c.driver.GetContent(ctx, garbageListPath)
+	if storage.IsNotFound(err) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("reading the list of garbage: %w", err)
+	}
+	if digest.FromBytes(content) != want {
+		return nil, nil
+	}
+	return decode[digest.Digest](content), nil
+}
+
+// mayRemove reports whether another process's collection may remove one of the digests, or any if the list is unknown.
+func (c *leaseClient) mayRemove(r *leaseReading, digests []digest.Digest) bool {
+	return c.otherCollects(r) && (r.garbage == nil || slices.ContainsFunc(digests, r.garbage.has))
 }

@@ -1,12 +1,10 @@
 // Package collect removes what no image needs, while the registry runs.
 //
-// It does not decide which images to delete, and does not serve pushes: they ask it before they rely on content.
-// intent.go has what protects pushes from deletions.
+// It neither decides which images to delete, nor serves pushes: they ask it. For deletions, see intent.go.
 //
-// Manifests are written during a collection. None that is reported as stored may refer to a blob that the
-// collection removes. Everything that another process needs to know is in a record in the storage, the only
-// thing that all replicas share, including replicas that start during a collection. No process needs to
-// contact another:
+// Manifests are written during a collection. None that is reported as stored may refer to a blob that the collection
+// removes. Everything that another process needs to know is in a record in the storage, the only thing that all
+// replicas share, including replicas that start during a collection. No process needs to contact another:
 //
 //  1. The collector marks what is needed. What is not, and is older than the grace period, is garbage.
 //  2. It writes the list of garbage, and then the record, which names the list. It renews the record at every
@@ -49,14 +47,12 @@ import (
 
 	"github.com/opencontainers/go-digest"
 
-	"github.com/zarf-dev/zarf-registry/internal/api/gc"
 	"github.com/zarf-dev/zarf-registry/internal/api/loaded"
 	"github.com/zarf-dev/zarf-registry/internal/registry/content"
 	"github.com/zarf-dev/zarf-registry/internal/registry/poll"
 )
 
-// Collector collects the garbage of a storage, and keeps what pushes rely on from collections: its own and those of
-// other processes. It is safe for concurrent use.
+// Collector collects garbage, and keeps what pushes rely on from all collections. It is safe for concurrent use.
 type Collector struct {
 	// Times may be changed before the first use.
 	Times Times
@@ -72,7 +68,8 @@ type Collector struct {
 // New returns a collector for a store. Root is the directory of a filesystem, or "".
 func New(store *content.Store, root string) *Collector {
 	c := &Collector{Times: defaultTimes, store: store}
-	c.leases = newLeaseClient(store.Driver, root, &c.Times)
+	c.leases = &leaseClient{driver: store.Driver, root: root, times: &c.Times, propagation: propagationDelay(root)}
+	c.leases.last.Store(&leaseReading{})
 	return c
 }
 
@@ -85,30 +82,23 @@ func (c *Collector) AdmitBlob(ctx context.Context, d digest.Digest) error {
 	return err
 }
 
-// Poll reads the state of collections at intervals until ctx ends, for metrics and reports, which do not wait for the
-// storage.
+// Poll reads the state of collections at intervals, for metrics and reports, which do not wait for the storage.
 func (c *Collector) Poll(ctx context.Context, interval time.Duration) {
 	poll.Every(ctx, interval, func() { _, _ = c.leases.read(ctx, interval/2) }) // manifest uploads report the error
 }
 
-// status is the state of collections by all processes, as last read.
-type status struct {
-	Running bool
-	// Succeeded is the Unix time of the last successful collection, or 0; failure the error of the last one, or "".
-	Succeeded int64
-	Failure   string
-	Result    gc.Result // of the last one
-}
-
-func (c *Collector) Status() status {
+// Status returns the record of collections by all processes, as last read. It is held while one runs.
+func (c *Collector) Status() (record leaseRecord) {
 	r := c.leases.last.Load()
-	return status{c.leases.held(r), r.record.Succeeded, r.record.Failure, r.record.Result}
+	record = r.record
+	record.Held = c.leases.held(r)
+	return record
 }
 
 // Loaded describes the state of collections.
 func (c *Collector) Loaded() *loaded.GarbageCollection {
 	last := c.Status()
-	report := &loaded.GarbageCollection{Running: last.Running, Problem: last.Failure}
+	report := &loaded.GarbageCollection{Running: last.Held, Problem: last.Failure}
 	if last.Succeeded != 0 {
 		at := time.Unix(last.Succeeded, 0).UTC()
 		report.SucceededAt = &at

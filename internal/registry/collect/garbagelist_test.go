@@ -378,7 +378,7 @@ func TestSweptBetweenTwoReadings(t *testing.T) {
 func TestListOfGarbage(t *testing.T) {
 	t.Parallel()
 	want := garbageSet{digest.FromString("a"): {}, digest.SHA512.FromString("a"): {}, digest.FromString("b"): {}}
-	got := decodeGarbage(want.encode())
+	got := garbageSet(decode[digest.Digest](encode(want)))
 	if len(got) != 3 || !got.has(digest.SHA512.FromString("a")) || got.has(digest.FromString("c")) {
 		t.Errorf("%v", got)
 	}

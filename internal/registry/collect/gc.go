@@ -3,7 +3,9 @@ package collect
 import (
 	"context"
 	"fmt"
+	"net/http"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/distribution/distribution/v3/configuration"
@@ -12,11 +14,11 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/exitcode"
 	"github.com/zarf-dev/zarf-registry/internal/registry/content"
 	"github.com/zarf-dev/zarf-registry/internal/registry/poll"
+	"github.com/zarf-dev/zarf-registry/internal/registry/request"
 	"github.com/zarf-dev/zarf-registry/internal/registry/storage"
 )
 
-// Offline removes what no image needs from a registry's storage. The registry may be running. It calls report
-// for every manifest and blob right after removing it.
+// Offline removes what no image needs from a registry's storage. The registry may be running. For report, see Collect.
 func Offline(
 	ctx context.Context, config *configuration.Configuration, request gc.Request, report func(gc.Event),
 ) (gc.Result, error) {
@@ -48,12 +50,13 @@ func (c *Collector) Collect(ctx context.Context, request gc.Request, report func
 	ctx, cancel := context.WithTimeoutCause(ctx, request.Timeout,
 		fmt.Errorf("not finished within %s: the next collection removes the rest", request.Timeout))
 	defer cancel()
-	r := &run{Collector: c, request: request, report: report, cutoff: time.Now().Add(-request.Grace)}
+	r := &run{Collector: c, request: request, report: report, cutoff: time.Now().Add(-request.Grace),
+		leaseErr: func() error { return nil }}
 	collect := r.collect
 	if request.DryRun {
 		collect = r.simulate
 	}
-	err := collect(ctx)
+	err := poll.Cause(ctx, collect(ctx))
 	return r.result, err
 }
 
@@ -63,7 +66,7 @@ type run struct {
 	request gc.Request
 	report  func(gc.Event)
 	cutoff  time.Time // what was written or linked since is kept
-	// leaseErr returns an error if the lease is lost. It is for the sweep.
+	// leaseErr returns an error if the lease is lost.
 	leaseErr func() error
 
 	mu     sync.Mutex // held by removeBlob, which runs for several at once, while it changes the result and reports
@@ -77,18 +80,18 @@ func (r *run) simulate(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	return r.sweep(ctx, marked, marked.condemn(r.cutoff), func() error { return nil })
+	return r.sweep(ctx, marked, marked.condemn(r.cutoff))
 }
 
 // collect takes the steps of the package comment.
 func (r *run) collect(ctx context.Context) (err error) {
 	r.report(gc.Event{Phase: gc.Marking})
 	if _, err := r.leases.waitUntilFree(ctx); err != nil {
-		return poll.Cause(ctx, err)
+		return err
 	}
 	marked, err := r.mark(ctx, nil)
 	if err != nil {
-		r.leases.recordFailure(ctx, err)
+		r.leases.recordFailure(ctx, poll.Cause(ctx, err))
 		return err
 	}
 	list := marked.condemn(r.cutoff)
@@ -97,9 +100,10 @@ func (r *run) collect(ctx context.Context) (err error) {
 	}
 	lease, err := r.leases.acquire(ctx, list)
 	if err != nil {
-		return poll.Cause(ctx, err)
+		return err
 	}
-	defer func() { lease.release(r.result, err) }()
+	defer func() { lease.release(r.result, poll.Cause(ctx, err)) }()
+	r.leaseErr = lease.err
 	r.cutoff = r.cutoff.Add(-lease.behind)
 	if len(list) > 0 {
 		r.report(gc.Event{Phase: gc.Remarking})
@@ -107,33 +111,67 @@ func (r *run) collect(ctx context.Context) (err error) {
 			return err
 		}
 	}
-	return r.sweep(ctx, marked, list, lease.err)
+	return r.sweep(ctx, marked, list)
 }
 
 // mark finds what is needed. It does not read manifests whose references are known.
 func (r *run) mark(ctx context.Context, known map[content.Key]references) (*marks, error) {
 	stored := &content.Inventory{Driver: r.leases.driver}
 	if err := stored.Read(ctx); err != nil {
-		return nil, poll.Cause(ctx, fmt.Errorf("reading the storage: %w", err))
+		return nil, fmt.Errorf("reading the storage: %w", err)
 	}
 	if known == nil {
 		for _, d := range stored.Damaged {
 			r.report(gc.Event{Problem: d.String()})
 		}
 	}
-	marked, err := mark(ctx, stored, r.request.DeleteUntagged, r.cutoff, known)
-	if err != nil {
-		return nil, poll.Cause(ctx, err)
-	}
-	return marked, nil
+	return mark(ctx, stored, r.request.DeleteUntagged, r.cutoff, known)
 }
 
-// sweep removes what is in the list and not marked, while leaseErr returns nil.
-func (r *run) sweep(ctx context.Context, marked *marks, list garbageSet, leaseErr func() error) error {
-	r.report(gc.Event{Phase: gc.Sweeping})
-	r.leaseErr = leaseErr
-	if err := r.removeGarbage(ctx, marked, list); err != nil {
-		return poll.Cause(ctx, fmt.Errorf("removing garbage: %w", err))
+// Handler serves garbage-collection requests, one at a time, until their client disconnects or the registry drains.
+func (c *Collector) Handler(draining *atomic.Bool) http.Handler {
+	return request.Methods("garbage collections", func(w http.ResponseWriter, r *http.Request) {
+		query, err := gc.ParseQuery(r.URL.Query())
+		if err != nil {
+			http.Error(w, err.Error(), http.StatusBadRequest)
+			return
+		}
+		if !c.collecting.TryLock() {
+			http.Error(w, errLeaseHeld.Error(), http.StatusConflict)
+			return
+		}
+		defer c.collecting.Unlock()
+		var phase atomic.Pointer[gc.Event]
+		phase.Store(&gc.Event{Phase: gc.Marking})
+		keepAlive := func() any { return phase.Load() }
+		request.Stream(r.Context(), draining, w, keepAlive, func(ctx context.Context, send func(any)) {
+			send(c.serve(ctx, query, func(e gc.Event) {
+				if e.Removed != nil && !query.DryRun {
+					request.Audit(ctx, c.store.Log, request.ActionPrune, e.Removed.Repository, e.Removed.Digest, e.Removed.Digest)
+				}
+				if e.Problem != "" {
+					c.store.Log.Warn("stored content is damaged", "problem", e.Problem)
+				}
+				if e.Phase != "" {
+					phase.Store(&e)
+				}
+				send(e)
+			}))
+		})
+	}, http.MethodPost)
+}
+
+// serve collects garbage, logs the result, and returns the last event.
+func (c *Collector) serve(ctx context.Context, query gc.Request, report func(gc.Event)) gc.Event {
+	started := time.Now()
+	result, err := c.Collect(ctx, query, report)
+	log := c.store.Log.With("dryRun", query.DryRun, "deleteUntagged", query.DeleteUntagged,
+		"manifests", result.Manifests, "blobs", result.Blobs, "bytes", result.Bytes, "kept", result.Kept,
+		"duration", time.Since(started).String())
+	if err != nil {
+		log.Error("garbage collection failed", "error", err)
+		return gc.Event{Error: err.Error()}
 	}
-	return nil
+	log.Info("garbage collected")
+	return gc.Event{Result: &result}
 }

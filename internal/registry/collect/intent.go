@@ -1,14 +1,11 @@
 package collect
 
 import (
-	"bytes"
 	"context"
 	"crypto/rand"
-	"errors"
 	"fmt"
 	"path"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
@@ -16,7 +13,6 @@ import (
 
 	"github.com/zarf-dev/zarf-registry/internal/registry/content"
 	"github.com/zarf-dev/zarf-registry/internal/registry/poll"
-	"github.com/zarf-dev/zarf-registry/internal/registry/request"
 	"github.com/zarf-dev/zarf-registry/internal/registry/storage"
 )
 
@@ -37,37 +33,27 @@ const intentsDir = "/docker/registry/v2/zarf-registry/deletions"
 
 // Intent is that of a deletion.
 type Intent struct {
-	leases  *leaseClient
-	path    string
-	content []byte
-	settle  time.Duration
-	stop    context.CancelFunc
-	done    chan struct{}
-
-	mu      sync.Mutex
-	renewed time.Time // when the last successful write began
+	renewal
+	settle time.Duration
 }
 
 // Intend publishes that manifests are about to be deleted. Conditional means that the caller then checks a condition.
 func (c *Collector) Intend(
 	ctx context.Context, manifests []content.RepositoryDigest, conditional bool,
 ) (*Intent, error) {
-	var b bytes.Buffer
+	names := map[string]struct{}{}
 	for _, m := range manifests {
-		b.WriteString(m.Repository + "@" + string(m.Digest) + "\n")
+		names[m.Repository+"@"+string(m.Digest)] = struct{}{}
 	}
-	i := &Intent{leases: c.leases, path: path.Join(intentsDir, rand.Text()), content: b.Bytes(), done: make(chan struct{})}
-	if err := i.renew(ctx); err != nil {
+	list := encode(names)
+	i := &Intent{renewal: renewal{leases: c.leases, path: path.Join(intentsDir, rand.Text())}}
+	if err := i.put(ctx, list); err != nil {
 		return nil, fmt.Errorf("announcing the deletion: %w", err)
 	}
-	background, stop := context.WithCancel(context.WithoutCancel(ctx))
-	i.stop = stop
-	go func() {
-		defer close(i.done)
-		for poll.Sleep(background, c.Times.Heartbeat) == nil {
-			_ = i.renew(background) // the next heartbeat retries; Err reports a missed deadline
-		}
-	}()
+	i.keep(ctx, func(ctx context.Context) bool {
+		_ = i.put(ctx, list) // the next heartbeat retries; Delete reports a missed deadline
+		return true
+	})
 	if conditional {
 		i.settle = 2 * c.leases.propagation
 	}
@@ -78,26 +64,10 @@ func (c *Collector) Intend(
 	return i, nil
 }
 
-func (i *Intent) renew(ctx context.Context) error {
-	began := time.Now()
-	err := storage.PutRecord(ctx, i.leases.driver, i.leases.root, i.path, i.content)
-	if err == nil {
-		i.mu.Lock()
-		defer i.mu.Unlock()
-		if i.renewed.IsZero() || began.Sub(i.renewed) < i.leases.times.RenewDeadline { // once missed, it stays lost
-			i.renewed = began
-		}
-	}
-	return err
-}
-
 // Delete deletes a path while pushes respect the intent. It reports whether the path existed.
 func (i *Intent) Delete(ctx context.Context, name string) (existed bool, err error) {
-	i.mu.Lock()
-	left := i.leases.times.RenewDeadline - time.Since(i.renewed)
-	i.mu.Unlock()
-	if left <= 0 {
-		return false, errors.New("the storage accepts no writes, so nothing more is deleted: repeat the deletion later")
+	if err := i.err(); err != nil {
+		return false, fmt.Errorf("nothing more is deleted: %w: repeat the deletion later", err)
 	}
 	return i.leases.delete(ctx, name)
 }
@@ -105,8 +75,7 @@ func (i *Intent) Delete(ctx context.Context, name string) (existed bool, err err
 // End removes the intent. The deletion is complete.
 func (i *Intent) End() {
 	_ = poll.Sleep(context.Background(), i.settle)
-	i.stop()
-	<-i.done
+	i.halt()
 	ctx, cancel := context.WithTimeout(context.Background(), releaseTimeout)
 	defer cancel()
 	_ = i.leases.driver.Delete(ctx, i.path) // otherwise it expires
@@ -122,29 +91,18 @@ type seenIntents struct {
 }
 
 type seenIntent struct {
-	manifests map[string]bool // REPOSITORY@DIGEST
-	modified  time.Time       // by the storage's clock
-	changed   time.Time       // when this was first seen
+	manifests map[string]struct{} // REPOSITORY@DIGEST
+	modified  time.Time           // by the storage's clock
+	changed   time.Time           // when this was first seen
 }
 
 // AwaitDeletions waits while one of these manifests of a repository is about to be deleted.
 func (c *Collector) AwaitDeletions(ctx context.Context, repository string, digests ...digest.Digest) error {
-	deadline := time.Now().Add(c.Times.WaitTimeout)
-	for {
+	const refusal = "parts of this image are being deleted: push it again later"
+	return c.leases.await(ctx, min(c.Times.PollInterval, time.Second/10), refusal, func() (bool, error) {
 		deleting, err := c.deleting(ctx, repository, digests)
-		if err != nil {
-			return request.Unavailable("%v", err)
-		}
-		if !deleting {
-			return nil
-		}
-		if time.Now().After(deadline) {
-			return request.Unavailable("parts of this image are being deleted: push it again later")
-		}
-		if err := poll.Sleep(ctx, min(c.Times.PollInterval, time.Second/10)); err != nil {
-			return err
-		}
-	}
+		return !deleting, err
+	})
 }
 
 func (c *Collector) deleting(ctx context.Context, repository string, digests []digest.Digest) (bool, error) {
@@ -157,42 +115,43 @@ func (c *Collector) deleting(ctx context.Context, repository string, digests []d
 	}
 	c.intents.mu.Lock()
 	defer c.intents.mu.Unlock()
-	now, previous := time.Now(), c.intents.seen
+	previous := c.intents.seen
 	c.intents.seen = map[string]*seenIntent{}
 	found := false
 	for _, name := range paths {
-		info, err := c.leases.driver.Stat(ctx, name)
-		if storage.IsNotFound(err) {
-			continue
-		}
+		intent, err := c.readIntent(ctx, name, previous[name])
 		if err != nil {
 			return false, fmt.Errorf("reading a deletion: %w", err)
 		}
-		intent := previous[name]
 		if intent == nil {
-			list, err := c.leases.driver.GetContent(ctx, name)
-			if storage.IsNotFound(err) {
-				continue
-			}
-			if err != nil {
-				return false, fmt.Errorf("reading a deletion: %w", err)
-			}
-			intent = &seenIntent{manifests: map[string]bool{}}
-			for line := range strings.Lines(string(list)) {
-				intent.manifests[strings.TrimSuffix(line, "\n")] = true
-			}
+			continue
 		}
-		if !info.ModTime().Equal(intent.modified) {
-			intent.modified, intent.changed = info.ModTime(), now
-		}
-		if now.Sub(intent.changed) > c.Times.LeaseDuration+c.leases.propagation {
+		if time.Since(intent.changed) > c.Times.LeaseDuration+c.leases.propagation {
 			_ = c.leases.driver.Delete(ctx, name) // its process is dead
 			continue
 		}
 		c.intents.seen[name] = intent
 		found = found || slices.ContainsFunc(digests, func(d digest.Digest) bool {
-			return intent.manifests[repository+"@"+string(d)]
+			_, listed := intent.manifests[repository+"@"+string(d)]
+			return listed
 		})
 	}
 	return found, nil
+}
+
+// readIntent returns an intent, which may have been seen before, or nil if it has just ended.
+func (c *Collector) readIntent(ctx context.Context, name string, intent *seenIntent) (*seenIntent, error) {
+	info, err := c.leases.driver.Stat(ctx, name)
+	if err == nil && intent == nil {
+		var list []byte
+		list, err = c.leases.driver.GetContent(ctx, name)
+		intent = &seenIntent{manifests: decode[string](list)}
+	}
+	if storage.IsNotFound(err) {
+		return nil, nil
+	}
+	if err == nil && !info.ModTime().Equal(intent.modified) {
+		intent.modified, intent.changed = info.ModTime(), time.Now()
+	}
+	return intent, err
 }

@@ -20,10 +20,9 @@ const maxInUse = 1_000_000
 var errInUse = fmt.Errorf("clients have pushed or found more than %d digests within the grace period, more than the "+
 	"registry remembers, so nothing is removed: collect garbage again later, or with a shorter grace period", maxInUse)
 
-// blobsInUse remembers what clients of this process rely on: blobs that it told a client exist, so that a push
-// skips the upload; and manifests that it is about to store, with all that they need. A collection in this
-// process keeps that, even if it is already sweeping. Replicas do not share this: see the package comment. The zero
-// value is empty. It is safe for concurrent use.
+// blobsInUse remembers what clients of this process rely on: blobs that it told a client exist, so that a push skips
+// the upload; and manifests that it is about to store, with all that they need. A collection in this process keeps
+// that, even if it is already sweeping. The zero value is empty. It is safe for concurrent use.
 type blobsInUse struct {
 	mu      sync.Mutex
 	pending map[content.Key]int   // being looked up or stored, by so many requests
@@ -40,9 +39,8 @@ type blobsInUse struct {
 	removing map[digest.Digest]chan struct{}
 }
 
-// begin must be called before digests are looked up: then each is either kept, with all that it needs, or already
-// gone. It waits while one of them is being removed. It returns what the current collection has removed of them and
-// of what they need; it may have been pushed again since. The caller must call end.
+// begin is for [Collector.Rely]. It returns what the current collection has removed of the digests and of what they
+// need; it may have been pushed again since.
 func (u *blobsInUse) begin(digests []digest.Digest) (swept []digest.Digest) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -63,8 +61,7 @@ func (u *blobsInUse) begin(digests []digest.Digest) (swept []digest.Digest) {
 	}
 }
 
-// needed returns a channel instead if something is being removed, which is closed at the end of that. The caller holds
-// u.mu.
+// needed returns a channel instead, if something is being removed, that is closed after that. It requires u.mu.
 func (u *blobsInUse) needed(digests []digest.Digest) (swept []digest.Digest, removed <-chan struct{}) {
 	if u.marked == nil {
 		return nil, nil
@@ -115,8 +112,7 @@ func (u *blobsInUse) has(d digest.Digest, cutoff time.Time) bool {
 	return u.pending[name] > 0 || u.last[name] > cutoff.UnixNano()
 }
 
-// sweep begins a sweep, which keeps what was noted after cutoff and what is noted from now on. The caller must not
-// use m until it has called end.
+// sweep begins a sweep, which keeps what is noted after cutoff. The caller must not use m until it has called end.
 func (u *blobsInUse) sweep(m *marks, cutoff time.Time) (end func(), err error) {
 	u.mu.Lock()
 	defer u.mu.Unlock()

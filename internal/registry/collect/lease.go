@@ -23,20 +23,17 @@ import (
 
 // Times are the durations of the protocol in the package comment.
 type Times struct {
-	// PollInterval is the maximum age of a reading for which a manifest is admitted, and the pause
-	// between readings. A push of many small images reads once a second.
+	// PollInterval is the maximum age of a reading for which a manifest is admitted, and the pause between readings.
 	PollInterval time.Duration
 	// Validity is how long after a reading a manifest may finish without another reading.
 	Validity time.Duration
-	// DrainPeriod is how long after publishing the list every manifest admitted before has finished or
-	// will be refused. It is twice Validity, for a storage that is slow to show one process what another
-	// has written.
+	// DrainPeriod is how long after publishing the list every manifest admitted before has finished or will be refused.
+	// It is twice Validity, for a storage that is slow to show one process what another has written.
 	DrainPeriod time.Duration
 	// WaitTimeout is how long a manifest or a blob waits; no known client gives up earlier. It is longer than
 	// DrainPeriod, so that collecting a small registry refuses no push.
 	WaitTimeout time.Duration
-	// Heartbeat is how often a collector renews its record. It stops if it could not for RenewDeadline, and counts as
-	// dead after LeaseDuration.
+	// Heartbeat is how often a record is renewed. Otherwise it is lost after RenewDeadline, and dead after LeaseDuration.
 	Heartbeat, RenewDeadline, LeaseDuration time.Duration
 }
 
@@ -64,8 +61,7 @@ type leaseRecord struct {
 	Previous string `json:"previous,omitempty"`
 	// GarbageList is the digest of the list.
 	GarbageList digest.Digest `json:"garbageList"`
-	// Succeeded is the Unix time of the last successful collection. Failure is the error of the last
-	// collection, empty if it succeeded.
+	// Succeeded is the Unix time of the last successful collection. Failure is the error of the last one, if it failed.
 	Succeeded int64     `json:"succeeded,omitempty"`
 	Failure   string    `json:"failure,omitempty"`
 	Result    gc.Result `json:"result"`
@@ -75,30 +71,18 @@ type leaseRecord struct {
 var errLeaseHeld = errors.New("garbage is already being collected, by another replica or by " +
 	"registry garbage-collect: wait until it has finished")
 
-// errLeaseLost means that a collector missed its renewDeadline, so that other processes may consider it
-// dead. It must not remove anything after that.
-var errLeaseLost = errors.New("lost the lease for garbage collection")
-
 // leaseClient reads and acquires the lease. It is safe for concurrent use.
 type leaseClient struct {
 	driver storagedriver.StorageDriver
 	root   string // of a filesystem, or ""
 	times  *Times
 
-	// propagation is how much longer than drainPeriod it takes until every process sees what another has
-	// written or removed.
+	// propagation is how much longer than drainPeriod it takes until every process sees what another has changed.
 	propagation time.Duration
 
 	reading sync.Mutex // held while reading, so that concurrent callers share one reading
 	last    atomic.Pointer[leaseReading]
 	own     atomic.Value // the ID of this process's last collection, a string
-}
-
-// newLeaseClient returns a client for the storage of driver. Root is the directory of a filesystem, or "".
-func newLeaseClient(driver storagedriver.StorageDriver, root string, times *Times) *leaseClient {
-	c := &leaseClient{driver: driver, root: root, times: times, propagation: propagationDelay(root)}
-	c.last.Store(&leaseReading{})
-	return c
 }
 
 // networkCacheTime is how long clients of a network filesystem may cache that a file exists or does not
@@ -168,18 +152,11 @@ func (c *leaseClient) read(ctx context.Context, age time.Duration) (*leaseReadin
 
 // lease is held by a collector.
 type lease struct {
-	client *leaseClient
+	renewal // which guards record
 
-	mu      sync.Mutex
-	record  leaseRecord
-	renewed time.Time // when the last successful write began
-	lost    error     // errLeaseLost, errLeaseHeld, or nil
-
+	record leaseRecord
 	// behind is how far the storage's clock, which stamps files, lags; at least 0.
 	behind time.Duration
-
-	stop context.CancelFunc
-	done chan struct{}
 }
 
 // acquire acquires the lease to remove what is in the list, and waits until no process writes manifests without regard
@@ -189,7 +166,7 @@ func (c *leaseClient) acquire(ctx context.Context, list garbageSet) (*lease, err
 	if err != nil {
 		return nil, err
 	}
-	content := list.encode()
+	content := encode(list)
 	// A full volume must not prevent the collection. Without the list, other processes block every manifest.
 	_ = c.driver.PutContent(ctx, garbageListPath, content)
 	if again, err := c.read(ctx, 0); err != nil || again.record != r.record {
@@ -199,7 +176,7 @@ func (c *leaseClient) acquire(ctx context.Context, list garbageSet) (*lease, err
 	record.ID, record.Held, record.Heartbeat = rand.Text(), true, 0
 	record.Previous, record.GarbageList = r.record.ID, digest.FromBytes(content)
 	c.own.Store(record.ID)
-	l := &lease{client: c, record: record, done: make(chan struct{})}
+	l := &lease{renewal: renewal{leases: c, path: leasePath}, record: record}
 	if err := l.write(ctx); err != nil {
 		return nil, err
 	}
@@ -207,9 +184,7 @@ func (c *leaseClient) acquire(ctx context.Context, list garbageSet) (*lease, err
 		l.behind = max(0, l.renewed.Sub(info.ModTime()))
 	}
 	_, _ = c.read(ctx, 0) // for metrics and reports of this process
-	background, stop := context.WithCancel(context.WithoutCancel(ctx))
-	l.stop = stop
-	go l.heartbeats(background)
+	l.keep(ctx, l.heartbeat)
 	if len(list) > 0 {
 		// Others see the list late, and the collector sees late what they have written until then.
 		err = poll.Sleep(ctx, c.times.DrainPeriod+2*c.propagation)
@@ -218,7 +193,7 @@ func (c *leaseClient) acquire(ctx context.Context, list garbageSet) (*lease, err
 		err = l.checkOwner(ctx)
 	}
 	if errors.Is(err, errLeaseHeld) {
-		l.stopHeartbeats()
+		l.halt()
 		return nil, err // both began at once, and the other wrote last
 	}
 	if err == nil {
@@ -231,8 +206,7 @@ func (c *leaseClient) acquire(ctx context.Context, list garbageSet) (*lease, err
 	return l, nil
 }
 
-// delete deletes a path, and reports whether it existed. The storage must not carry it out after the lease, or the
-// intent of a deletion, has expired.
+// delete deletes a path, and reports whether it existed. It must not happen after a lease, or an intent, has expired.
 func (c *leaseClient) delete(ctx context.Context, name string) (existed bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, c.times.RenewDeadline)
 	defer cancel()
@@ -252,8 +226,7 @@ func (c *leaseClient) recordFailure(ctx context.Context, failure error) {
 	}
 }
 
-// waitUntilFree returns errLeaseHeld if another collector renews the lease, and waits until a dead
-// collector's lease has expired.
+// waitUntilFree returns errLeaseHeld if another collector renews the lease, and waits until that of a dead one expires.
 func (c *leaseClient) waitUntilFree(ctx context.Context) (*leaseReading, error) {
 	first, err := c.read(ctx, 0)
 	if err != nil {
@@ -275,44 +248,34 @@ func (c *leaseClient) waitUntilFree(ctx context.Context) (*leaseReading, error) 
 	}
 }
 
-// heartbeats renews the lease until ctx ends or another collector has taken it.
-func (l *lease) heartbeats(ctx context.Context) {
-	defer close(l.done)
-	for poll.Sleep(ctx, l.client.times.Heartbeat) == nil {
-		if errors.Is(l.checkOwner(ctx), errLeaseHeld) {
-			return
-		}
-		l.mu.Lock()
-		l.record.Heartbeat++
-		l.mu.Unlock()
-		_ = l.write(ctx) // the next heartbeat retries; err reports a missed deadline
+// heartbeat renews the lease, unless another collector has taken it.
+func (l *lease) heartbeat(ctx context.Context) bool {
+	if errors.Is(l.checkOwner(ctx), errLeaseHeld) {
+		return false
 	}
+	l.mu.Lock()
+	l.record.Heartbeat++
+	l.mu.Unlock()
+	_ = l.write(ctx) // the next heartbeat retries; err reports a missed deadline
+	return true
 }
 
 func (l *lease) write(ctx context.Context) error {
 	l.mu.Lock()
-	record := l.record
+	content, err := json.Marshal(l.record)
 	l.mu.Unlock()
-	content, err := json.Marshal(record)
-	if err != nil {
-		return err
+	if err == nil {
+		err = l.put(ctx, content)
 	}
-	at := time.Now()
-	if err := storage.PutRecord(ctx, l.client.driver, l.client.root, leasePath, content); err != nil {
+	if err != nil {
 		return fmt.Errorf("writing the garbage-collection lease: %w", err)
 	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if !l.renewed.IsZero() {
-		l.checkDeadline() // other processes could not see this heartbeat earlier
-	}
-	l.renewed = at
 	return nil
 }
 
 // checkOwner returns errLeaseHeld if the record is another collector's.
 func (l *lease) checkOwner(ctx context.Context) error {
-	r, err := l.client.read(ctx, 0)
+	r, err := l.leases.read(ctx, 0)
 	if err == nil && r.record.ID != l.record.ID {
 		err = errLeaseHeld
 		l.mu.Lock()
@@ -322,21 +285,13 @@ func (l *lease) checkOwner(ctx context.Context) error {
 	return err
 }
 
-// err returns nil while other processes see that the lease is held. Once it has returned an error, it
-// always does.
+// err returns nil while other processes see that the lease is held. After an error, nothing may be removed.
 func (l *lease) err() error {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.checkDeadline()
-	return l.lost
-}
-
-// checkDeadline requires l.mu.
-func (l *lease) checkDeadline() {
-	if since := time.Since(l.renewed); since > l.client.times.RenewDeadline && l.lost == nil {
-		l.lost = fmt.Errorf("%w: the storage has accepted no heartbeat for %s, so pushes may have resumed",
-			errLeaseLost, since.Round(time.Second))
+	err := l.renewal.err()
+	if err != nil && !errors.Is(err, errLeaseHeld) {
+		err = fmt.Errorf("lost the lease for garbage collection: %w, so pushes may have resumed", err)
 	}
+	return err
 }
 
 // releaseTimeout bounds the last writes. Without them, other processes defer pushes until the lease expires.
@@ -346,9 +301,9 @@ const releaseTimeout = 10 * time.Second
 func (l *lease) release(result gc.Result, failure error) {
 	if result.Blobs > 0 || failure != nil {
 		// A manifest must not rely on a blob that another process still sees but that was removed.
-		_ = poll.Sleep(context.Background(), l.client.propagation)
+		_ = poll.Sleep(context.Background(), l.leases.propagation)
 	}
-	l.stopHeartbeats()
+	l.halt()
 	ctx, cancel := context.WithTimeout(context.Background(), releaseTimeout)
 	defer cancel()
 	if l.err() != nil || errors.Is(l.checkOwner(ctx), errLeaseHeld) {
@@ -362,13 +317,7 @@ func (l *lease) release(result gc.Result, failure error) {
 		l.record.Succeeded = time.Now().Unix()
 	}
 	l.mu.Unlock()
-	_ = l.client.driver.Delete(ctx, garbageListPath) // the next collection overwrites it
+	_ = l.leases.driver.Delete(ctx, garbageListPath) // the next collection overwrites it
 	_ = l.write(ctx)                                 // if this fails, the lease expires
-	_, _ = l.client.read(ctx, 0)
-}
-
-// stopHeartbeats leaves the record as it is.
-func (l *lease) stopHeartbeats() {
-	l.stop()
-	<-l.done
+	_, _ = l.leases.read(ctx, 0)
 }

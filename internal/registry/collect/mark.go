@@ -87,9 +87,6 @@ func mark(
 }
 
 func readReferences(ctx context.Context, i *content.Inventory, d digest.Digest) (references, error) {
-	if ctx.Err() != nil {
-		return references{}, context.Cause(ctx)
-	}
 	var parsed content.References
 	err := i.Decode(ctx, d, func(data []byte) (err error) {
 		if parsed, err = content.ParseReferences(data); err != nil {

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"maps"
 	"slices"
 	"syscall"
@@ -15,9 +16,9 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/registry/storage"
 )
 
-// removeGarbage removes the manifests and blobs that are in the list and not kept, unless clients of this process need
-// them. Blobs that were written or linked after cutoff are kept, too.
-func (r *run) removeGarbage(ctx context.Context, m *marks, list garbageSet) error {
+// sweep removes what is in the list and neither kept, nor younger than cutoff, nor needed by clients of this process.
+func (r *run) sweep(ctx context.Context, m *marks, list garbageSet) error {
+	r.report(gc.Event{Phase: gc.Sweeping})
 	// Pushes change what is kept from here on.
 	manifests := map[digest.Digest][]content.RepositoryDigest{} // by what is stored: the same in several repositories
 	var order []digest.Digest
@@ -51,43 +52,41 @@ func (r *run) removeGarbage(ctx context.Context, m *marks, list garbageSet) erro
 	}
 	defer end()
 	ctx, syncRemovals := storage.WithRemovals(ctx)
-	err = storage.InParallel(ctx, order, r.atOnce(), func(ctx context.Context, d digest.Digest) error {
-		for _, key := range manifests[d] {
-			if err := r.removeManifest(ctx, key, d, m.Dirs(key)); err != nil {
-				return err
+	removeManifests := func() error {
+		return storage.InParallel(ctx, order, r.atOnce(), func(ctx context.Context, d digest.Digest) error {
+			for _, key := range manifests[d] {
+				if err := r.removeManifest(ctx, key, d, m.Dirs(key)); err != nil {
+					return err
+				}
 			}
-		}
-		return nil
-	})
-	if err != nil {
-		return err
-	}
-	err = storage.InParallel(ctx, slices.Collect(maps.Keys(stray)), r.atOnce(),
-		func(ctx context.Context, d digest.Digest) error {
-			_, err := r.use.removeStray(d, func() error { return r.remove(ctx, stray[d]...) })
-			return err
+			return nil
 		})
-	if err != nil {
-		return err
+	}
+	removeStray := func() error {
+		return storage.InParallel(ctx, slices.Collect(maps.Keys(stray)), r.atOnce(),
+			func(ctx context.Context, d digest.Digest) error {
+				_, err := r.use.removeStray(d, func() error { return r.remove(ctx, stray[d]...) })
+				return err
+			})
+	}
+	removeBlobs := func() error {
+		return storage.InParallel(ctx, blobs, r.atOnce(), func(ctx context.Context, b *content.Blob) error {
+			return r.removeBlob(ctx, b.Digest(), b, m.LinkDirs(b))
+		})
 	}
 	// After a power cut, no manifest may be back without its blobs.
-	if err := syncRemovals(); err != nil {
-		return err
+	for _, step := range []func() error{removeManifests, removeStray, syncRemovals, removeBlobs, syncRemovals} {
+		if err := step(); err != nil {
+			return fmt.Errorf("removing garbage: %w", err)
+		}
 	}
-	err = storage.InParallel(ctx, blobs, r.atOnce(), func(ctx context.Context, b *content.Blob) error {
-		return r.removeBlob(ctx, b.Digest(), b, m.LinkDirs(b))
-	})
-	if err != nil {
-		return err
-	}
-	return syncRemovals()
+	return nil
 }
 
 // atOnce is how much is removed at once.
 func (r *run) atOnce() int { return cmp.Or(r.removals, storage.Concurrency) }
 
-// removeManifest removes a manifest from its repository: the paths that belong to it. Its blob, which has the stored
-// digest, is removed like other blobs.
+// removeManifest removes the paths of a manifest from its repository. Its blob is removed like others.
 func (r *run) removeManifest(
 	ctx context.Context, key content.RepositoryDigest, stored digest.Digest, paths []string,
 ) error {
@@ -123,8 +122,7 @@ func (r *run) removeBlob(ctx context.Context, d digest.Digest, b *content.Blob, 
 	return nil
 }
 
-// errConcurrentWrite means that a push wrote to a directory while it was being removed. The blob's data
-// still exists.
+// errConcurrentWrite means that a push wrote to a directory while it was being removed. The blob's data still exists.
 var errConcurrentWrite = errors.New("a push wrote to it while it was being removed")
 
 func (r *run) remove(ctx context.Context, paths ...string) error {

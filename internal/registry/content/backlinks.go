@@ -9,13 +9,14 @@ import (
 	"io"
 	"path"
 	"slices"
-	"sync"
+	"time"
 
 	"github.com/distribution/distribution/v3"
 	"github.com/opencontainers/go-digest"
 	v1 "github.com/opencontainers/image-spec/specs-go/v1"
 
 	"github.com/zarf-dev/zarf-registry/internal/oci"
+	"github.com/zarf-dev/zarf-registry/internal/registry/poll"
 	"github.com/zarf-dev/zarf-registry/internal/registry/storage"
 )
 
@@ -115,106 +116,67 @@ func (s *Store) AddBackLinks(ctx context.Context, links BackLinks) error {
 
 // HasAll reports whether a repository has a manifest with all of its back links.
 func (s *Store) HasAll(ctx context.Context, repository string, manifest digest.Digest, links BackLinks) (bool, error) {
-	missing := errors.New("missing")
 	all := append(slices.Clone(links), storedLink{path: storage.RevisionPath(repository, manifest)})
-	err := storage.InParallel(ctx, all, storage.Concurrency, func(ctx context.Context, link storedLink) error {
-		found, err := s.Exists(ctx, link.path)
-		if err == nil && !found {
-			err = missing
-		}
-		return err
-	})
-	if errors.Is(err, missing) {
-		return false, nil
-	}
-	return err == nil, err
+	found, err := storage.InOrder(ctx, all, storage.Concurrency,
+		func(ctx context.Context, link storedLink) (bool, error) { return s.Exists(ctx, link.path) })
+	return !slices.Contains(found, false), err
 }
 
-// IndexOf returns the digest of an index that contains a manifest, or "" if none does, after AwaitRebuild. The index
-// may not be stored: its push may not have ended.
+// IndexOf returns an index, stored or not, that contains a manifest, or "" if none does, after AwaitRebuild.
 func (s *Store) IndexOf(ctx context.Context, repository string, child digest.Digest) (index digest.Digest, err error) {
 	linked, err := storage.ListDigests(ctx, s.Driver, backLinkDir(repository, indexLinks, child))
 	return slices.Concat(linked, []digest.Digest{""})[0], err
 }
 
-// eachReferrer calls yield for existing referrers of a subject, ordered by digest, until it returns false. It begins
-// after last. It reads hardly more than it yields.
-func (s *Store) eachReferrer(
-	ctx context.Context, repository string, subject, last digest.Digest,
-	yield func(backReference) (more bool, err error),
-) error {
-	links := backLinkDir(repository, referrerLinks, subject)
-	candidates, rebuilt := links, s.Rebuilt.Load()
+// candidates returns the digests after last of manifests that may refer to the subject with a directory of back links.
+func (s *Store) candidates(
+	ctx context.Context, repository, links string, last digest.Digest, rebuilt bool,
+) ([]digest.Digest, error) {
+	dir := links
 	if !rebuilt {
-		candidates = storage.RevisionsDir(repository)
+		dir = storage.RevisionsDir(repository)
 	}
-	digests, err := storage.ListDigests(ctx, s.Driver, candidates)
-	if err != nil {
-		return err
-	}
-	if digests, err = s.withoutAliases(ctx, repository, digests); err != nil {
-		return err
+	digests, err := storage.ListDigests(ctx, s.Driver, dir)
+	if err == nil {
+		digests, err = s.withoutAliases(ctx, repository, digests)
 	}
 	slices.Sort(digests)
 	after, found := slices.BinarySearch(digests, last)
 	if found {
 		after++
 	}
-	for batch := range slices.Chunk(digests[after:], storage.Concurrency) {
-		read := func(ctx context.Context, d digest.Digest) (*backReference, error) {
-			if exists, err := s.Exists(ctx, storage.RevisionPath(repository, d)); err != nil || !exists {
-				return nil, err
-			}
-			path := backLinkPath(links, d)
-			if !rebuilt {
-				return s.deriveBackLink(ctx, repository, path, d)
-			}
-			return s.readBackLink(ctx, path)
-		}
-		results, err := storage.InOrder(ctx, batch, storage.Concurrency, read)
-		if err != nil {
-			return err
-		}
-		for _, link := range results {
-			if link == nil {
-				continue
-			}
-			if more, err := yield(*link); err != nil || !more {
-				return err
-			}
-		}
-	}
-	return nil
+	return digests[after:], err
 }
 
-// readBackLink returns a back link, or nil if there is none.
-func (s *Store) readBackLink(ctx context.Context, path string) (*backReference, error) {
-	content, err := s.readFile(ctx, path, maxLink)
-	if errors.Is(err, distribution.ErrBlobUnknown) {
-		return nil, nil // the manifest was just deleted
+// readBackLink returns a back link to a manifest, or nil if there is none. Without a rebuild, the manifest tells.
+func (s *Store) readBackLink(
+	ctx context.Context, repository, path string, to digest.Digest, rebuilt bool,
+) (*backReference, error) {
+	if exists, err := s.Exists(ctx, storage.RevisionPath(repository, to)); err != nil || !exists {
+		return nil, err
+	}
+	var content []byte
+	var err error
+	if rebuilt {
+		content, err = s.readFile(ctx, path, maxLink)
+	} else {
+		var links BackLinks
+		links, err = s.BackLinksOf(ctx, repository, to)
+		if i := slices.IndexFunc(links, func(link storedLink) bool { return link.path == path }); i >= 0 {
+			content = links[i].content
+		}
+	}
+	if errors.Is(err, distribution.ErrBlobUnknown) || err == nil && content == nil {
+		return nil, nil // the manifest was just deleted, or has no such link
 	}
 	if err != nil {
 		return nil, err
 	}
-	return decodeBackLink(path, content)
-}
-
-func decodeBackLink(path string, content []byte) (*backReference, error) {
 	link := new(backReference)
 	if err := json.Unmarshal(content, link); err != nil {
 		return nil, fmt.Errorf("back link %s: %w", path, err)
 	}
 	return link, nil
-}
-
-// deriveBackLink reads a manifest, and returns what a back link to it would be, or nil if it would not have that.
-func (s *Store) deriveBackLink(ctx context.Context, repository, path string, to digest.Digest) (*backReference, error) {
-	derived, err := s.BackLinksOf(ctx, repository, to)
-	i := slices.IndexFunc(derived, func(link storedLink) bool { return link.path == path })
-	if err != nil || i < 0 {
-		return nil, err
-	}
-	return decodeBackLink(path, derived[i].content)
 }
 
 // complete adds the annotations to an incomplete back link. They are large: one request reads them at a time.
@@ -234,9 +196,6 @@ func (s *Store) complete(ctx context.Context, repository string, link *backRefer
 // not a manifest as this release understands it. It does not ask whether the repository has a manifest with a SHA-256
 // digest, which tells where its content is. Few large manifests are in memory at once.
 func (s *Store) BackLinksOf(ctx context.Context, repository string, d digest.Digest) (BackLinks, error) {
-	if d.Validate() != nil { // the name of a damaged link
-		return nil, nil
-	}
 	stored, err := d, error(nil)
 	if d.Algorithm() != digest.Canonical {
 		stored, err = s.ReadLink(ctx, storage.RevisionPath(repository, d))
@@ -245,7 +204,7 @@ func (s *Store) BackLinksOf(ctx context.Context, repository string, d digest.Dig
 	if err == nil {
 		reader, err = s.open(ctx, storage.BlobPath(stored))
 	}
-	if errors.Is(err, distribution.ErrBlobUnknown) || IsDamaged(err) {
+	if IsMissing(err) {
 		return nil, nil
 	}
 	if err != nil {
@@ -268,22 +227,21 @@ func (s *Store) BackLinksOf(ctx context.Context, repository string, d digest.Dig
 func (s *Store) withoutAliases(
 	ctx context.Context, repository string, manifests []digest.Digest,
 ) ([]digest.Digest, error) {
-	var mu sync.Mutex
-	aliases := map[digest.Digest]bool{}
-	err := storage.InParallel(ctx, manifests, storage.Concurrency, func(ctx context.Context, d digest.Digest) error {
-		if d.Algorithm() == digest.Canonical {
-			return nil
-		}
-		alias, err := s.ReadLink(ctx, storage.RevisionPath(repository, d))
-		if errors.Is(err, distribution.ErrBlobUnknown) || IsDamaged(err) {
-			return nil // just deleted or garbage-collected, or to be pushed again
-		}
-		mu.Lock()
-		defer mu.Unlock()
-		aliases[alias] = true
-		return err
-	})
-	return slices.DeleteFunc(manifests, func(d digest.Digest) bool { return aliases[d] }), err
+	aliases, err := storage.InOrder(ctx, manifests, storage.Concurrency,
+		func(ctx context.Context, d digest.Digest) (alias digest.Digest, err error) {
+			if d.Algorithm() != digest.Canonical {
+				alias, err = s.ReadLink(ctx, storage.RevisionPath(repository, d))
+			}
+			if IsMissing(err) {
+				err = nil // just deleted or garbage-collected, or to be pushed again
+			}
+			return alias, err
+		})
+	slices.Sort(aliases)
+	return slices.DeleteFunc(manifests, func(d digest.Digest) bool {
+		_, found := slices.BinarySearch(aliases, d)
+		return found
+	}), err
 }
 
 // MaxReferrers is the default and the maximum of descriptors in a response. A response also has at most
@@ -294,35 +252,121 @@ const MaxReferrers = 1000
 func (s *Store) Referrers(
 	ctx context.Context, repository string, subject digest.Digest, artifactType string, last digest.Digest, limit int,
 ) (page []v1.Descriptor, more bool, err error) {
+	links, rebuilt := backLinkDir(repository, referrerLinks, subject), s.Rebuilt.Load()
+	digests, err := s.candidates(ctx, repository, links, last, rebuilt)
+	if err != nil {
+		return nil, false, err
+	}
 	page = []v1.Descriptor{}
 	size := 0
-	err = s.eachReferrer(ctx, repository, subject, last, func(link backReference) (bool, error) {
-		if artifactType != "" && link.ArtifactType != artifactType {
-			return true, nil
+	for batch := range slices.Chunk(digests, storage.Concurrency) {
+		read, err := storage.InOrder(ctx, batch, storage.Concurrency,
+			func(ctx context.Context, d digest.Digest) (*backReference, error) {
+				return s.readBackLink(ctx, repository, backLinkPath(links, d), d, rebuilt)
+			})
+		if err != nil {
+			return nil, false, err
 		}
-		if len(page) == limit {
-			more = true
-			return false, nil
-		}
-		if link.Incomplete {
-			if err := s.complete(ctx, repository, &link); err != nil {
-				if errors.Is(err, distribution.ErrBlobUnknown) { // just deleted
-					err = nil
-				}
-				return err == nil, err
+		for _, link := range read {
+			if link == nil || artifactType != "" && link.ArtifactType != artifactType {
+				continue
 			}
+			if len(page) == limit {
+				return page, true, nil
+			}
+			if link.Incomplete {
+				if err := s.complete(ctx, repository, link); errors.Is(err, distribution.ErrBlobUnknown) {
+					continue // just deleted
+				} else if err != nil {
+					return nil, false, err
+				}
+			}
+			encoded, _ := json.Marshal(link.Descriptor) // was decoded
+			size += len(encoded) + 1
+			if len(page) > 0 && size > oci.MaxManifestSize-1024 { // the rest of the index
+				return page, true, nil
+			}
+			page = append(page, link.Descriptor)
 		}
-		encoded, _ := json.Marshal(link.Descriptor) // was decoded
-		size += len(encoded) + 1
-		if len(page) > 0 && size > oci.MaxManifestSize-1024 { // the rest of the index
-			more = true
-			return false, nil
-		}
-		page = append(page, link.Descriptor)
-		return true, nil
-	})
-	return page, more, err
+	}
+	return page, false, nil
 }
 
 // blockSize is what a small file occupies on most file systems, in bytes.
 const blockSize = 4 << 10
+
+// rebuiltPath is the record of the last rebuild, next to the record of garbage collection.
+const rebuiltPath = "/docker/registry/v2/zarf-registry/back-links.json"
+
+// KeepRebuilding rebuilds back links until it has succeeded.
+func (s *Store) KeepRebuilding(ctx context.Context) {
+	const retry = 10 * time.Second
+	for {
+		err := s.Rebuild(ctx)
+		if err == nil {
+			s.Rebuilt.Store(true)
+			return
+		}
+		if ctx.Err() == nil {
+			s.Log.Error("indexing referrers failed, retrying", "error", err)
+		}
+		if poll.Sleep(ctx, retry) != nil {
+			return
+		}
+	}
+}
+
+// AwaitRebuild waits until all manifests have back links.
+func (s *Store) AwaitRebuild(ctx context.Context) error {
+	for !s.Rebuilt.Load() {
+		if err := poll.Sleep(ctx, time.Second/10); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// rebuildRecord is the content of rebuiltPath.
+type rebuildRecord struct {
+	// Since is when the last rebuild began, by the storage's clock.
+	Since time.Time `json:"since"`
+}
+
+// Rebuild adds the links that distribution does not write: back links, and those from other digests to SHA-256.
+func (s *Store) Rebuild(ctx context.Context) error {
+	last, err := storage.ReadJSON[rebuildRecord](ctx, s.Driver, rebuiltPath)
+	if err != nil {
+		return err
+	}
+	began, err := storage.Now(ctx, s.Driver, "")
+	if err != nil {
+		return err
+	}
+
+	// A file may get its time before it appears.
+	stored := &Inventory{Driver: s.Driver, since: last.Since.Add(-time.Minute)}
+	if _, err := stored.readRepositories(ctx); err != nil {
+		return err
+	}
+	for _, d := range stored.Damaged {
+		s.Log.Warn("stored content is damaged", "problem", d.String())
+	}
+	addLinks := func(ctx context.Context, m StoredManifest) error {
+		links, err := s.BackLinksOf(ctx, m.Repository, m.Digest)
+		if err != nil {
+			return err
+		}
+		return s.AddBackLinks(ctx, links)
+	}
+	if err := storage.InParallel(ctx, stored.Manifests, storage.Concurrency, addLinks); err != nil {
+		return err
+	}
+	for _, blob := range stored.others {
+		if d, ok := stored.Canonical[blob.digest]; ok && d.Algorithm() == digest.Canonical {
+			if err := s.Link(ctx, storage.DigestLinkPath(blob.digest), d); err != nil {
+				return err
+			}
+		}
+	}
+	return storage.WriteJSON(ctx, s.Driver, rebuiltPath, rebuildRecord{Since: began})
+}

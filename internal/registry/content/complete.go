@@ -15,9 +15,8 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/registry/storage"
 )
 
-// Lacking returns a [distribution.ErrManifestBlobUnknown] for something that a manifest in a repository needs and that
-// is missing or damaged, or nil. Other errors are about the manifest's descriptors, or the storage's. It leaves out
-// layers that are not distributed.
+// Lacking returns a [distribution.ErrManifestBlobUnknown] for something that a manifest needs and that is missing or
+// damaged, or nil. Other errors are about the manifest's descriptors, or the storage's.
 func (s *Store) Lacking(ctx context.Context, repository string, m Described) error {
 	seen := map[digest.Digest]bool{}
 	unseen := func(all []v1.Descriptor) (list []v1.Descriptor) {
@@ -31,7 +30,7 @@ func (s *Store) Lacking(ctx context.Context, repository string, m Described) err
 	}
 	// What the manifests of an index say is in memory for a few of them.
 	var queue []v1.Descriptor
-	for found := []Described{m}; ; {
+	for found := []Described{m}; len(found) > 0; {
 		for _, m := range found {
 			blobs := unseen(m.Blobs())
 			err := storage.InParallel(ctx, blobs, storage.Concurrency, func(ctx context.Context, blob v1.Descriptor) error {
@@ -44,9 +43,6 @@ func (s *Store) Lacking(ctx context.Context, repository string, m Described) err
 				queue = append(queue, v1.Descriptor{MediaType: child.MediaType, Digest: child.Digest, Size: child.Size})
 			}
 		}
-		if len(queue) == 0 {
-			return nil
-		}
 		var err error
 		batch := queue[:min(len(queue), storage.ManifestConcurrency)]
 		queue = queue[len(batch):]
@@ -58,6 +54,7 @@ func (s *Store) Lacking(ctx context.Context, repository string, m Described) err
 			return err
 		}
 	}
+	return nil
 }
 
 // LackingChild returns an error as Lacking does for a manifest of an index that does not exist. It reads no content.
@@ -86,7 +83,7 @@ func (s *Store) needsChild(ctx context.Context, repository string, child v1.Desc
 	if err == nil {
 		content, err = s.Manifest(ctx, repository, child.Digest)
 	}
-	if errors.Is(err, distribution.ErrBlobUnknown) || IsDamaged(err) {
+	if IsMissing(err) {
 		return Described{}, distribution.ErrManifestBlobUnknown{Digest: child.Digest}
 	}
 	if err != nil {
@@ -111,13 +108,13 @@ func (s *Store) needsBlob(ctx context.Context, repository string, blob v1.Descri
 		size, recorded, err = s.Size(ctx, stored)
 	}
 	if err == nil && size != blob.Size && !recorded {
-		intact, err = Examine(ctx, s.Driver, stored, func(r io.Reader) io.Reader { return r })
+		intact, err = s.Examine(ctx, stored, func(r io.Reader) io.Reader { return r })
 		if err == nil && !intact {
 			err = distribution.ErrBlobUnknown
 		}
 	}
 	switch {
-	case errors.Is(err, distribution.ErrBlobUnknown), IsDamaged(err):
+	case IsMissing(err):
 		return distribution.ErrManifestBlobUnknown{Digest: blob.Digest}
 	case err == nil && size != blob.Size:
 		return errcode.ErrorCodeManifestInvalid.WithMessage(fmt.Sprintf("%s has %d bytes, and the manifest says %d",

@@ -30,8 +30,7 @@ func ForUploads(driver storagedriver.StorageDriver) storagedriver.StorageDriver 
 	return contentDriver{driver}
 }
 
-// contentDriver makes distribution replace stored blobs, which it otherwise keeps whatever their state, and records
-// their size.
+// contentDriver makes distribution replace stored blobs, whatever their state, and records their size.
 type contentDriver struct{ storagedriver.StorageDriver }
 
 // replaceKey is the context key of an upload whose blob is replaced.
@@ -118,7 +117,7 @@ func (r sizeRecord) fits(d digest.Digest, data storagedriver.FileInfo) bool {
 // [distribution.ErrBlobUnknown] if the blob is missing or known to be damaged. Other errors are the storage's. It asks
 // the driver, because a cache may still contain blobs that were garbage-collected.
 func (s *Store) Size(ctx context.Context, d digest.Digest) (size int64, recorded bool, err error) {
-	data, err := statBlob(ctx, s.Driver, d)
+	data, err := s.statBlob(ctx, d)
 	if err != nil {
 		return 0, false, err
 	}
@@ -133,45 +132,35 @@ func (s *Store) Size(ctx context.Context, d digest.Digest) (size int64, recorded
 }
 
 // statBlob returns a [distribution.ErrBlobUnknown] if a blob is missing.
-func statBlob(
-	ctx context.Context, driver storagedriver.StorageDriver, d digest.Digest,
-) (storagedriver.FileInfo, error) {
-	data, err := driver.Stat(ctx, storage.BlobPath(d))
-	if storage.IsNotFound(err) {
-		err = distribution.ErrBlobUnknown
-	}
-	return data, err
+func (s *Store) statBlob(ctx context.Context, d digest.Digest) (storagedriver.FileInfo, error) {
+	data, err := s.Driver.Stat(ctx, storage.BlobPath(d))
+	return data, storage.AsUnknown(err)
 }
 
 // Examine reads a blob's data through read, which may be slow, and records whether it is intact. It is unknown, for
 // a moment, if the data was replaced meanwhile. A missing blob is a [distribution.ErrBlobUnknown].
-func Examine(
-	ctx context.Context, driver storagedriver.StorageDriver, d digest.Digest, read func(io.Reader) io.Reader,
-) (intact bool, err error) {
-	before, err := statBlob(ctx, driver, d)
+func (s *Store) Examine(ctx context.Context, d digest.Digest, read func(io.Reader) io.Reader) (intact bool, err error) {
+	before, err := s.statBlob(ctx, d)
 	if err != nil || before.IsDir() {
 		return false, err
 	}
-	reader, err := driver.Reader(ctx, storage.BlobPath(d), 0)
-	if storage.IsNotFound(err) {
-		return false, distribution.ErrBlobUnknown
-	}
+	reader, err := s.Driver.Reader(ctx, storage.BlobPath(d), 0)
 	if err != nil {
-		return false, err
+		return false, storage.AsUnknown(err)
 	}
 	defer reader.Close()
 	verifier := d.Verifier()
 	if _, err := io.Copy(verifier, read(reader)); err != nil {
 		return false, err
 	}
-	after, err := statBlob(ctx, driver, d)
+	after, err := s.statBlob(ctx, d)
 	if err != nil {
 		return false, err
 	}
 	if after.Size() != before.Size() || !after.ModTime().Equal(before.ModTime()) {
 		return true, nil // replaced by what an upload has verified
 	}
-	record, err := readSizeRecord(ctx, driver, d)
+	record, err := readSizeRecord(ctx, s.Driver, d)
 	if err != nil {
 		return false, err
 	}
@@ -184,12 +173,12 @@ func Examine(
 	} else if record == want {
 		return true, nil
 	}
-	if err := want.write(ctx, driver, d); err != nil {
+	if err := want.write(ctx, s.Driver, d); err != nil {
 		return false, err
 	}
 	// A collection may have removed the blob meanwhile, and the record would stay.
-	if _, err := statBlob(ctx, driver, d); errors.Is(err, distribution.ErrBlobUnknown) {
-		_ = driver.Delete(ctx, storage.SizePath(d)) // the record of a blob that is just pushed again may be missing
+	if _, err := s.statBlob(ctx, d); errors.Is(err, distribution.ErrBlobUnknown) {
+		_ = s.Driver.Delete(ctx, storage.SizePath(d)) // the record of a blob that is just pushed again may be missing
 		return false, err
 	}
 	return verifier.Verified(), nil

@@ -24,7 +24,7 @@ import (
 // Inventory is what the storage holds, apart from unfinished uploads. It takes about 120 bytes for a blob with a link,
 // so that a million of them fit into a small pod: paths are derived from digests and repositories.
 //
-// Damaged links and tags never make it fail: see Damaged.
+// All its digests are valid. What is damaged never makes it fail: see Damaged.
 type Inventory struct {
 	Driver    storagedriver.StorageDriver
 	Blobs     []Blob // by key
@@ -37,9 +37,10 @@ type Inventory struct {
 	BackLinks map[RepositoryDigest][]string
 	// Canonical are the SHA-256 digests of other digests.
 	Canonical map[digest.Digest]digest.Digest
-	// Damaged are tags and links that contain no digest. What they stand for is unknown.
+	// Damaged are tags and links that contain no digest, and files whose name is none. What they stand for is unknown.
 	Damaged []Damage
 
+	mu           sync.Mutex     // held while links are read at once
 	since        time.Time      // older files of repositories are skipped
 	repositories map[string]int // numbers
 	names        []string       // by number
@@ -52,13 +53,16 @@ type Inventory struct {
 type Damage struct {
 	Repository string        // empty for a link outside of repositories
 	Tag        string        // or
-	Digest     digest.Digest // of the link
+	Digest     digest.Digest // of the link, or
+	Path       string        // whose name is damaged
 	Manifest   bool          // the link is a manifest's
 }
 
 // String says what is damaged and what to do.
 func (d Damage) String() string {
 	switch {
+	case d.Path != "":
+		return fmt.Sprintf("the name of %s is damaged: push its image again, and remove it from the storage", d.Path)
 	case d.Tag != "":
 		return fmt.Sprintf("the tag %s:%s is damaged: push it again, or delete it", d.Repository, d.Tag)
 	case d.Repository == "":
@@ -187,56 +191,61 @@ func (i *Inventory) readRepositories(ctx context.Context) (tags []RepositoryTag,
 		name := info.Path()
 		if info.ModTime().Before(i.since) {
 			return nil
-		} else if m := storage.RevisionLink.FindStringSubmatch(name); m != nil {
-			repository, _ := i.repository(m[1])
-			key := RepositoryDigest{repository, storage.PathDigest(m[2], m[3])}
-			i.Manifests = append(i.Manifests, StoredManifest{key, info.ModTime()})
-			return i.resolve(ctx, Damage{Repository: repository, Digest: key.Digest, Manifest: true}, name)
-		} else if m := storage.BackLink.FindStringSubmatch(name); m != nil {
-			repository, _ := i.repository(m[1])
-			key := RepositoryDigest{repository, storage.PathDigest(m[2], m[3])}
-			i.BackLinks[key] = append(i.BackLinks[key], path.Dir(name))
-		} else if m := storage.HistoryLink.FindStringSubmatch(name); m != nil {
-			repository, _ := i.repository(m[1])
-			key := RepositoryDigest{repository, storage.PathDigest(m[3], m[4])}
-			i.History[key] = append(i.History[key], strings.Clone(m[2]))
-		} else if m := storage.LayerLink.FindStringSubmatch(name); m != nil {
-			repository, number := i.repository(m[1])
-			d := storage.PathDigest(m[2], m[3])
-			if k := KeyOf(d); k.Digest() == d {
-				i.links = append(i.links, blobLink{k, number, info.ModTime().UnixNano()})
-				return nil
-			}
-			i.others = append(i.others, otherLink{d, path.Dir(name), info.ModTime()})
-			return i.resolve(ctx, Damage{Repository: repository, Digest: d}, name)
 		} else if m := storage.CurrentLink.FindStringSubmatch(name); m != nil {
 			repository, _ := i.repository(m[1])
 			tags = append(tags, RepositoryTag{repository, strings.Clone(m[2])})
+			return nil
+		}
+		m := storage.NamedLink.FindStringSubmatch(name)
+		if m == nil {
+			return nil
+		}
+		repository, number := i.repository(m[1])
+		what, tag := m[2], m[3]
+		link := Damage{Repository: repository, Manifest: what == "_manifests/revisions"}
+		d, ok := i.named(m[4], m[5], name, link)
+		if !ok {
+			return nil
+		}
+		link.Digest = d
+		key := RepositoryDigest{repository, d}
+		switch {
+		case link.Manifest:
+			i.Manifests = append(i.Manifests, StoredManifest{key, info.ModTime()})
+			return i.resolve(ctx, link, name)
+		case tag != "":
+			i.History[key] = append(i.History[key], strings.Clone(tag))
+		case what != "_layers":
+			i.BackLinks[key] = append(i.BackLinks[key], path.Dir(name))
+		case d.Algorithm() == digest.Canonical:
+			i.links = append(i.links, blobLink{KeyOf(d), number, info.ModTime().UnixNano()})
+		default:
+			i.others = append(i.others, otherLink{d, path.Dir(name), info.ModTime()})
+			return i.resolve(ctx, link, name)
 		}
 		return nil
 	})
 	return tags, err
 }
 
+// named returns the digest that a file is named after. If it is invalid, the file is damaged.
+func (i *Inventory) named(algorithm, encoded, name string, file Damage) (d digest.Digest, ok bool) {
+	d = storage.PathDigest(algorithm, encoded)
+	if ok = d.Validate() == nil; !ok {
+		file.Path = name
+		i.Damaged = append(i.Damaged, file)
+	}
+	return d, ok
+}
+
 // readTags reads what tags refer to.
 func (i *Inventory) readTags(ctx context.Context, tags []RepositoryTag) error {
-	var mu sync.Mutex
 	return storage.InParallel(ctx, tags, storage.Concurrency, func(ctx context.Context, t RepositoryTag) error {
-		d, err := storage.ReadLink(ctx, i.Driver, storage.TagPath(t.Repository, t.Tag))
-		mu.Lock()
-		defer mu.Unlock()
-		switch {
-		case errors.Is(err, distribution.ErrBlobUnknown):
-			return nil // the tag was just deleted
-		case IsDamaged(err):
-			i.Damaged = append(i.Damaged, Damage{Repository: t.Repository, Tag: t.Tag})
-			return nil
-		case err != nil:
-			return err
-		}
-		key := RepositoryDigest{t.Repository, d}
-		i.Tagged[key] = append(i.Tagged[key], t.Tag)
-		return nil
+		what := Damage{Repository: t.Repository, Tag: t.Tag}
+		return i.readLink(ctx, what, storage.TagPath(t.Repository, t.Tag), func(d digest.Digest) {
+			key := RepositoryDigest{t.Repository, d}
+			i.Tagged[key] = append(i.Tagged[key], t.Tag)
+		})
 	})
 }
 
@@ -244,13 +253,14 @@ func (i *Inventory) readBlobs(ctx context.Context) error {
 	return storage.WalkFiles(ctx, i.Driver, storage.BlobsPath, func(info storagedriver.FileInfo) error {
 		name := info.Path()
 		if m := storage.BlobData.FindStringSubmatch(name); m != nil {
-			if d := storage.PathDigest(m[1], m[2]); KeyOf(d).Digest() == d {
+			if d, ok := i.named(m[1], m[2], name, Damage{}); ok && d.Algorithm() == digest.Canonical {
 				i.Blobs = append(i.Blobs, Blob{Key: KeyOf(d), Size: info.Size(), newest: info.ModTime().UnixNano()})
 			}
 		} else if m := storage.DigestLink.FindStringSubmatch(name); m != nil {
-			d := storage.PathDigest(m[1], m[2])
-			i.others = append(i.others, otherLink{d, path.Dir(name), info.ModTime()})
-			return i.resolve(ctx, Damage{Digest: d}, name)
+			if d, ok := i.named(m[1], m[2], name, Damage{}); ok {
+				i.others = append(i.others, otherLink{d, path.Dir(name), info.ModTime()})
+				return i.resolve(ctx, Damage{Digest: d}, name)
+			}
 		}
 		return nil
 	})
@@ -261,17 +271,28 @@ func (i *Inventory) resolve(ctx context.Context, what Damage, link string) error
 	if what.Digest.Algorithm() == digest.Canonical {
 		return nil // distribution resolves these by their name
 	}
-	stored, err := storage.ReadLink(ctx, i.Driver, link)
+	return i.readLink(ctx, what, link, func(stored digest.Digest) {
+		if stored != what.Digest {
+			i.Canonical[what.Digest] = stored
+		}
+	})
+}
+
+// readLink calls use with the digest in a link, for one link at a time, unless it was just deleted or is damaged.
+func (i *Inventory) readLink(ctx context.Context, what Damage, link string, use func(digest.Digest)) error {
+	d, err := storage.ReadLink(ctx, i.Driver, link)
+	i.mu.Lock()
+	defer i.mu.Unlock()
 	switch {
-	case errors.Is(err, distribution.ErrBlobUnknown): // just deleted
+	case errors.Is(err, distribution.ErrBlobUnknown):
+		return nil
 	case IsDamaged(err):
 		i.Damaged = append(i.Damaged, what)
-	case err != nil:
-		return err
-	case stored != what.Digest:
-		i.Canonical[what.Digest] = stored
+		return nil
+	case err == nil:
+		use(d)
 	}
-	return nil
+	return err
 }
 
 // Stored returns the digest under which content is stored.
@@ -315,8 +336,7 @@ func (i *Inventory) Dirs(m RepositoryDigest) (dirs []string) {
 	return append(dirs, i.BackLinks[m]...)
 }
 
-// Unclear are the repositories with damaged tags or damaged links of manifests. It is unknown which of their manifests
-// have tags.
+// Unclear are the repositories with damaged tags or manifests' links: each of their manifests may have a tag.
 func (i *Inventory) Unclear() map[string]Damage {
 	unclear := map[string]Damage{}
 	for _, d := range i.Damaged {
@@ -327,8 +347,7 @@ func (i *Inventory) Unclear() map[string]Damage {
 	return unclear
 }
 
-// Decode calls decode with the content of a manifest, or of a configuration, which may be as large. Few large ones are
-// in memory at once.
+// Decode calls decode with the content of a manifest or a configuration. Few large ones are in memory at once.
 func (i *Inventory) Decode(ctx context.Context, d digest.Digest, decode func(data []byte) error) error {
 	b := i.Blob(d)
 	switch {

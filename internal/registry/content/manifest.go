@@ -38,8 +38,7 @@ type Described struct {
 	size int64
 }
 
-// Describe returns an error if the content is not a manifest, refers to something with an invalid digest, or has a type
-// that cannot be one, or exceeds the limits.
+// Describe returns an error if the content is not a manifest with valid digests and types, within the limits.
 func Describe(content []byte) (d Described, err error) {
 	references, err := parseReferences(content, true)
 	if err == nil {
@@ -136,8 +135,7 @@ func AwaitMemory(ctx context.Context, size int64) (done func(), err error) {
 	}
 }
 
-// Receive reads a manifest from a client, whose next bytes may come late: until it is known to be large, it waits for
-// nobody.
+// Receive reads a manifest, whose next bytes may come late: until it is known to be large, it waits for nobody.
 func Receive(ctx context.Context, body io.Reader) (content []byte, done func(), err error) {
 	content, err = io.ReadAll(io.LimitReader(body, largeManifest+1))
 	if err != nil {

@@ -3,6 +3,7 @@ package content
 import (
 	"fmt"
 	"log/slog"
+	"strings"
 	"testing"
 
 	"github.com/distribution/distribution/v3/registry/storage/driver/inmemory"
@@ -14,7 +15,8 @@ import (
 // Damaged links are left to the next push.
 func TestDamagedLinksDoNotPreventARebuild(t *testing.T) {
 	t.Parallel()
-	s := &Store{Driver: inmemory.New(), Log: slog.New(slog.DiscardHandler)}
+	var log strings.Builder
+	s := &Store{Driver: inmemory.New(), Log: slog.New(slog.NewTextHandler(&log, nil))}
 	subject := digest.FromString("subject")
 	referrer := fmt.Sprintf(`{"schemaVersion":2,"artifactType":"x","subject":{"digest":%q}}`, subject)
 	intact := digest.FromString(referrer)
@@ -22,7 +24,7 @@ func TestDamagedLinksDoNotPreventARebuild(t *testing.T) {
 		storage.BlobPath(intact):                                  referrer,
 		storage.RevisionPath("a", intact):                         intact.String(),
 		storage.RevisionPath("a", digest.FromString("x")):         "",
-		storage.RevisionsDir("a") + "/sha256/a/link":              "",
+		storage.RevisionsDir("a") + "/sha256/named/link":          "",
 		storage.RevisionPath("a", digest.SHA512.FromString("x")):  "",
 		storage.LayerPath("a", digest.SHA512.FromString("layer")): "",
 	} {
@@ -32,6 +34,9 @@ func TestDamagedLinksDoNotPreventARebuild(t *testing.T) {
 	}
 	if err := s.Rebuild(t.Context()); err != nil {
 		t.Error(err)
+	}
+	if damaged := storage.RevisionsDir("a") + "/sha256/named/link is damaged"; !strings.Contains(log.String(), damaged) {
+		t.Errorf("the log does not contain %q: %s", damaged, log.String())
 	}
 	for _, rebuilt := range []bool{false, true} {
 		s.Rebuilt.Store(rebuilt)

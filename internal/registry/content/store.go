@@ -1,5 +1,4 @@
-// Package content is what distribution stores: blobs, manifests, and the links between them, some of which distribution
-// lacks. It tells what is missing or damaged.
+// Package content is what distribution stores, with links that it lacks. It tells what is missing or damaged.
 //
 // It serves no requests, and removes nothing but the back links to deleted manifests.
 package content
@@ -35,10 +34,13 @@ type Store struct {
 	completing sync.Mutex
 }
 
-// Tagged returns the digest of a tag's manifest, or "" if the tag does not exist.
-func (s *Store) Tagged(ctx context.Context, repository, tag string) digest.Digest {
-	d, _ := s.ReadLink(ctx, storage.TagPath(repository, tag)) // the request reports the error
-	return d
+// Tagged returns the digest of a tag's manifest, or "" if the tag does not exist, or is damaged: a push replaces it.
+func (s *Store) Tagged(ctx context.Context, repository, tag string) (digest.Digest, error) {
+	d, err := s.ReadLink(ctx, storage.TagPath(repository, tag))
+	if IsMissing(err) {
+		return "", nil
+	}
+	return d, err
 }
 
 // Manifest returns the content of a repository's manifest, or an error if it is damaged.
@@ -59,8 +61,7 @@ func (s *Store) Unverified(ctx context.Context, repository string, d digest.Dige
 	return s.readFile(ctx, storage.BlobPath(stored), oci.MaxManifestSize)
 }
 
-// readFile returns the content of a file, or a [distribution.ErrBlobUnknown] if it does not exist or is longer than
-// limit.
+// readFile returns the content of a file, or a [distribution.ErrBlobUnknown] if it is missing or longer than limit.
 func (s *Store) readFile(ctx context.Context, path string, limit int64) ([]byte, error) {
 	reader, err := s.open(ctx, path)
 	if err != nil {
@@ -76,14 +77,10 @@ func (s *Store) readFile(ctx context.Context, path string, limit int64) ([]byte,
 
 func (s *Store) open(ctx context.Context, path string) (io.ReadCloser, error) {
 	reader, err := s.Driver.Reader(ctx, path, 0)
-	if storage.IsNotFound(err) {
-		err = distribution.ErrBlobUnknown
-	}
-	return reader, err
+	return reader, storage.AsUnknown(err)
 }
 
-// Canonical returns the SHA-256 digest of what d names in the whole registry, or a
-// [distribution.ErrBlobUnknown].
+// Canonical returns the SHA-256 digest of what d names in the whole registry, or a [distribution.ErrBlobUnknown].
 func (s *Store) Canonical(ctx context.Context, d digest.Digest) (digest.Digest, error) {
 	if d.Algorithm() == digest.Canonical {
 		return d, nil
@@ -105,8 +102,7 @@ func (s *Store) Link(ctx context.Context, path string, to digest.Digest) error {
 func (s *Store) Write(
 	ctx context.Context, repository string, content []byte, digests []digest.Digest, links BackLinks,
 ) error {
-	// Back links come first, so that no interrupted push leaves a manifest without them: the client would find it, and
-	// skip it.
+	// Back links come first, so that no interrupted push leaves a manifest without them: clients would find it.
 	if err := s.AddBackLinks(ctx, links); err != nil {
 		return err
 	}
@@ -138,6 +134,9 @@ func IsDamaged(err error) bool {
 	return errors.Is(err, errDamaged) || errors.Is(err, digest.ErrDigestInvalidFormat) ||
 		errors.Is(err, digest.ErrDigestInvalidLength) || errors.Is(err, digest.ErrDigestUnsupported)
 }
+
+// IsMissing reports whether a lookup has found nothing that is intact. A push stores it.
+func IsMissing(err error) bool { return errors.Is(err, distribution.ErrBlobUnknown) || IsDamaged(err) }
 
 // Provides reports whether clients of a repository can read a blob or a manifest.
 func (s *Store) Provides(ctx context.Context, repository string, d digest.Digest) (bool, error) {

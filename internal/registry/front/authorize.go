@@ -46,12 +46,11 @@ func (p Policy) open() bool { return p.MutualTLS || p.AnonymousPull }
 
 // authorize returns nil if method is allowed on the target, or the error to respond with.
 //
-// With mutual TLS, the roles of the certificate (pki.Roles) identify the client: nodes, caches, pushers
-// and clients read; pushers also write if they send a push credential, and clients too, but they neither
-// collect garbage nor change the registry's own repositories ([catalog.Own]), because tools that prune a registry
-// (zarf tools registry prune) delete every image that they do not know. Without it, only the credential counts. A probe
-// repository is reachable over its own path only, except with a pusher's certificate: probes are filled
-// before their path is open.
+// With mutual TLS, the roles of the certificate (pki.Roles) identify the client: nodes, caches, pushers and clients
+// read; pushers also write if they send a push credential, and clients too, but they neither collect garbage nor
+// change the registry's own repositories ([catalog.Own]), because tools that prune a registry (zarf tools registry
+// prune) delete every image that they do not know. Without it, only the credential counts. A probe repository is
+// reachable over its own path only, except with a pusher's certificate: probes are filled before their path is open.
 //
 // Most clients send a credential only after a challenge at /v2/, also where they could read without one. So
 // there, everyone but nodes is challenged. Clients without a credential then send an empty one, or an

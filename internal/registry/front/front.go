@@ -1,5 +1,4 @@
-// Package front is the HTTP front end of a listener: it authorizes requests, ends those that stall, and logs and counts
-// them.
+// Package front is the HTTP front end of a listener: it authorizes, limits, logs and counts requests.
 //
 // It listens to nothing and stores nothing. Package users verifies users.
 package front
@@ -25,17 +24,14 @@ import (
 )
 
 const (
-	// IdleTimeout ends a request during which the client neither sends nor receives a byte for so
-	// long. containerd's own timeout for pulls without progress is the same, and the registry's must not
-	// be shorter.
+	// IdleTimeout ends a request during which the client neither sends nor receives a byte for so long. containerd's own
+	// timeout for pulls without progress is the same, and the registry's must not be shorter.
 	IdleTimeout = 5 * time.Minute
-	// discardTimeout bounds reading the rest of an unwanted request body, which keeps the connection
-	// usable.
+	// discardTimeout bounds reading the rest of an unwanted request body, which keeps the connection usable.
 	discardTimeout = 10 * time.Second
 )
 
-// forwarded are the headers by which proxies describe a client. No proxy is trusted; the headers would
-// appear in URLs and logs.
+// forwarded are the headers by which proxies, none of which is trusted, describe a client to URLs and logs.
 var forwarded = []string{
 	"Forwarded", "X-Forwarded-For", "X-Forwarded-Host", "X-Forwarded-Port", "X-Forwarded-Prefix",
 	"X-Forwarded-Proto", "X-Forwarded-Scheme", "X-Forwarded-Server", "X-Real-Ip",
@@ -47,8 +43,7 @@ type recorder interface {
 	End(listener, method string, code int, received, sent int64, took time.Duration)
 }
 
-// Front is the front end of one listener: it authorizes requests, limits how long they stall, and logs
-// and counts them.
+// Front is the front end of one listener.
 type Front struct {
 	Name        string // of the listener, in logs and metrics
 	Policy      Policy
@@ -140,8 +135,7 @@ func (f *Front) pushes(r *http.Request, to request.Target, peer *peer, login log
 	return peer.account != nil && peer.account.Role == users.RolePush
 }
 
-// login parses the Authorization header: a credential, or a token that stands for one. An empty credential,
-// which containers/image sends if it has none, is anonymous.
+// login parses the Authorization header: a credential, which containers/image sends empty, or a token for one.
 func (f *Front) login(r *http.Request, peer *peer) login {
 	header := r.Header.Get("Authorization")
 	name, password, ok := r.BasicAuth()
@@ -212,8 +206,7 @@ func (f *Front) logRequest(r *http.Request, code int, e *exchange, peer *peer, t
 	f.Log.LogAttrs(r.Context(), level, "request", attrs...)
 }
 
-// exchange is a request and its response. It counts their bytes, and extends the connection's deadlines
-// while bytes flow: a transfer may be slow, but not stall.
+// exchange is a request and its response. It counts their bytes, and extends deadlines while bytes flow.
 type exchange struct {
 	http.ResponseWriter
 	control     *http.ResponseController
@@ -254,8 +247,7 @@ func (e *exchange) code() int {
 
 func (e *exchange) extendWrite() { _ = e.control.SetWriteDeadline(time.Now().Add(e.idleTimeout)) }
 
-// finish gives net/http time to discard the rest of the body, which it does before it responds, and to
-// send buffered data.
+// finish gives net/http time to discard the rest of the body, which it does first, and to send buffered data.
 func (e *exchange) finish() {
 	now, discard := time.Now(), time.Duration(0)
 	if !e.bodyRead { // otherwise net/http already waits for the next request

@@ -25,8 +25,7 @@ const (
 	anonymousToken = "anonymous"
 	// tokenLifetime is how long docker uses a token. A token without an expiry has one minute.
 	tokenLifetime = 5 * time.Minute
-	// tokenLeeway is how much longer a token is accepted, because requests take time, and replicas' clocks
-	// differ.
+	// tokenLeeway is how much longer a token is accepted, because requests take time, and replicas' clocks differ.
 	tokenLeeway = time.Minute
 )
 
@@ -46,8 +45,7 @@ func (f *Front) challenge(r *http.Request, to request.Target) string {
 	return fmt.Sprintf("Bearer realm=%q,service=%q", scheme+"://"+r.Host+request.TokenPath, "zarf-registry")
 }
 
-// serveToken responds with a token for the credential that was accepted, or with the anonymous one. A token
-// does not yield another one.
+// serveToken responds with a token for the accepted credential, or with the anonymous one. A token yields no other one.
 func (f *Front) serveToken(w http.ResponseWriter, r *http.Request, peer *peer) {
 	token := anonymousToken
 	if name, password, ok := r.BasicAuth(); ok && peer.account != nil {
@@ -62,12 +60,10 @@ func (f *Front) serveToken(w http.ResponseWriter, r *http.Request, peer *peer) {
 // Tokens seals credentials into tokens. A token is verified as the credential in it is, so it ends with it.
 type Tokens struct{ aead cipher.AEAD }
 
-const tokenPurpose = "zarf-registry: key of tokens"
-
 // NewTokens derives the key from a secret that all replicas share.
 func NewTokens(secret string) *Tokens {
 	mac := hmac.New(sha256.New, []byte(secret))
-	mac.Write([]byte(tokenPurpose))
+	mac.Write([]byte("zarf-registry: key of tokens"))
 	block, err := aes.NewCipher(mac.Sum(nil))
 	if err != nil {
 		panic(err) // of the key's length

@@ -30,8 +30,7 @@ import (
 // batchBytes is how much of a catalog is sent at once.
 const batchBytes = 4 << 10
 
-// Catalog serves the catalog of a store, one request at a time: it reads all manifests. Root is the directory of a
-// filesystem, or "".
+// Catalog serves the catalog of a store, one request at a time. Root is the directory of a filesystem, or "".
 func Catalog(store *content.Store, root string, draining *atomic.Bool) http.Handler {
 	reading := make(chan struct{}, 1)
 	return request.Methods("requests for the catalog", func(w http.ResponseWriter, r *http.Request) {
@@ -40,65 +39,56 @@ func Catalog(store *content.Store, root string, draining *atomic.Bool) http.Hand
 				request.Denied("the catalog needs a client certificate with the role %q", pki.OrganizationPush))
 			return
 		}
-		serveCatalog(w, r, store, root, draining, reading)
+		request.Stream(r.Context(), draining, w, nil, func(ctx context.Context, send func(any)) {
+			select {
+			case reading <- struct{}{}:
+				defer func() { <-reading }()
+			case <-ctx.Done():
+				return
+			}
+			sendCatalog(ctx, store, root, send)
+		})
 	}, http.MethodGet)
 }
 
-// serveCatalog waits until reading is free, which has one place.
-func serveCatalog(
-	w http.ResponseWriter, r *http.Request, store *content.Store, root string, draining *atomic.Bool,
-	reading chan struct{},
-) {
-	request.Stream(r.Context(), draining, w, nil, func(ctx context.Context, send func(any)) {
-		select {
-		case reading <- struct{}{}:
-			defer func() { <-reading }()
-		case <-ctx.Done():
-			return
+func sendCatalog(ctx context.Context, store *content.Store, root string, send func(any)) {
+	var lines bytes.Buffer // whole ones, because empty lines may come in between
+	encoder := json.NewEncoder(&lines)
+	flush := func() {
+		send(bytes.Clone(lines.Bytes()))
+		lines.Reset()
+	}
+	began, err := storage.Now(ctx, store.Driver, root)
+	if err != nil { // the storage is full or read-only
+		began = time.Now()
+	}
+	last := catalog.Event{End: &began}
+	var invalid error
+	err = readCatalog(ctx, &content.Inventory{Driver: store.Driver}, func(e catalog.Event) {
+		invalid = cmp.Or(invalid, encoder.Encode(e))
+		if lines.Len() >= batchBytes {
+			flush()
 		}
-		var lines bytes.Buffer // whole ones, because empty lines may come in between
-		encoder := json.NewEncoder(&lines)
-		flush := func() {
-			send(bytes.Clone(lines.Bytes()))
-			lines.Reset()
-		}
-		began, err := storage.Now(ctx, store.Driver, root)
-		if err != nil { // the storage is full or read-only
-			began = time.Now()
-		}
-		last := catalog.Event{End: &began}
-		err = readCatalog(ctx, &content.Inventory{Driver: store.Driver}, func(e catalog.Event) error {
-			err := encoder.Encode(e)
-			if lines.Len() >= batchBytes {
-				flush()
-			}
-			return err
-		})
-		if err != nil {
-			store.Log.Error("reading the catalog failed", "error", err)
-			last = catalog.Event{Error: err.Error()}
-		}
-		_ = encoder.Encode(last) // a buffer does not fail
-		flush()
 	})
+	if err = cmp.Or(err, invalid); err != nil {
+		store.Log.Error("reading the catalog failed", "error", err)
+		last = catalog.Event{Error: err.Error()}
+	}
+	_ = encoder.Encode(last) // a buffer does not fail
+	flush()
 }
 
 // readCatalog calls report for damage, all blobs and then all manifests, ordered by repository and digest.
-func readCatalog(ctx context.Context, stored *content.Inventory, report func(catalog.Event) error) error {
+func readCatalog(ctx context.Context, stored *content.Inventory, report func(catalog.Event)) error {
 	if err := stored.Read(ctx); err != nil {
 		return fmt.Errorf("reading the storage: %w", err)
 	}
 	for _, d := range stored.Damaged {
-		if err := report(catalog.Event{Problem: d.String()}); err != nil {
-			return err
-		}
+		report(catalog.Event{Problem: d.String()})
 	}
 	for n := range stored.Blobs {
 		b := &stored.Blobs[n]
-		err := report(catalog.Event{Blob: &catalog.Blob{Digest: b.Digest(), Size: b.Size, Written: b.Newest()}})
-		if err != nil {
-			return err
-		}
+		report(catalog.Event{Blob: &catalog.Blob{Digest: b.Digest(), Size: b.Size, Written: b.Newest()}})
 	}
 	manifests := map[content.RepositoryDigest]*catalog.Manifest{} // by the SHA-256 digest
 	for _, m := range stored.Manifests {
@@ -140,9 +130,7 @@ func readCatalog(ctx context.Context, stored *content.Inventory, report func(cat
 			if d, unknown := unclear[m.Repository]; unknown && len(m.Tags) == 0 {
 				m.Problem = cmp.Or(m.Problem, "it may have a tag: "+d.String())
 			}
-			if err := report(catalog.Event{Manifest: m}); err != nil {
-				return err
-			}
+			report(catalog.Event{Manifest: m})
 			*m = catalog.Manifest{}
 		}
 	}

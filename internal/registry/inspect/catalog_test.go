@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"net/http"
 	"net/http/httptest"
 	"strings"
 	"sync/atomic"
@@ -16,7 +17,9 @@ import (
 	"github.com/opencontainers/go-digest"
 
 	"github.com/zarf-dev/zarf-registry/internal/api/catalog"
+	"github.com/zarf-dev/zarf-registry/internal/pki"
 	"github.com/zarf-dev/zarf-registry/internal/registry/content"
+	"github.com/zarf-dev/zarf-registry/internal/registry/request"
 	"github.com/zarf-dev/zarf-registry/internal/registry/storage"
 )
 
@@ -26,6 +29,14 @@ type slowDriver struct{ storagedriver.StorageDriver }
 func (d slowDriver) GetContent(ctx context.Context, name string) ([]byte, error) {
 	time.Sleep(time.Minute)
 	return d.StorageDriver.GetContent(ctx, name)
+}
+
+// ask asks for a catalog.
+func ask(ctx context.Context, handler http.Handler) *httptest.ResponseRecorder {
+	w := httptest.NewRecorder()
+	r := httptest.NewRequestWithContext(ctx, "GET", catalog.Path, nil)
+	handler.ServeHTTP(w, request.With(r, request.Target{}, &request.Caller{Roles: []string{pki.OrganizationPush}}))
+	return w
 }
 
 // While manifests are read, empty lines keep the connection alive, and clients that wait for their turn may leave.
@@ -47,22 +58,16 @@ func TestCatalogOfASlowStorage(t *testing.T) {
 				put(storage.RevisionPath("a", d), d.String())
 			}
 		}
-		reading := make(chan struct{}, 1)
-		serve := func(ctx context.Context) *httptest.ResponseRecorder {
-			w := httptest.NewRecorder()
-			serveCatalog(w, httptest.NewRequestWithContext(ctx, "GET", catalog.Path, nil), &content.Store{Driver: driver}, "",
-				new(atomic.Bool), reading)
-			return w
-		}
+		handler := Catalog(&content.Store{Driver: driver}, "", new(atomic.Bool))
 		go func() {
 			time.Sleep(time.Second)
 			ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 			defer cancel()
-			if body := serve(ctx).Body.String(); strings.Trim(body, "\n") != "" {
+			if body := ask(ctx, handler).Body.String(); strings.Trim(body, "\n") != "" {
 				t.Errorf("a second client was served: %s", body)
 			}
 		}()
-		w := serve(t.Context())
+		w := ask(t.Context(), handler)
 		events, empty := 0, 0
 		for line := range strings.Lines(w.Body.String()) {
 			if line == "\n" {
@@ -95,9 +100,7 @@ func (d lateDriver) Stat(ctx context.Context, path string) (storagedriver.FileIn
 // D10: deletions compare the time of the catalog with those of files.
 func TestTheCatalogHasTheTimeOfTheStorage(t *testing.T) {
 	t.Parallel()
-	w := httptest.NewRecorder()
-	serveCatalog(w, httptest.NewRequestWithContext(t.Context(), "GET", catalog.Path, nil),
-		&content.Store{Driver: lateDriver{inmemory.New()}}, "", new(atomic.Bool), make(chan struct{}, 1))
+	w := ask(t.Context(), Catalog(&content.Store{Driver: lateDriver{inmemory.New()}}, "", new(atomic.Bool)))
 	read, err := catalog.Read(w.Body)
 	if err != nil || time.Since(read.At) < time.Hour {
 		t.Errorf("%v, %v", read, err)

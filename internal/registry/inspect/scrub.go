@@ -13,9 +13,11 @@ import (
 	"github.com/distribution/distribution/v3"
 	"github.com/distribution/distribution/v3/registry/api/errcode"
 	"github.com/opencontainers/go-digest"
+	"golang.org/x/time/rate"
 
 	"github.com/zarf-dev/zarf-registry/internal/api/loaded"
 	"github.com/zarf-dev/zarf-registry/internal/api/scrub"
+	"github.com/zarf-dev/zarf-registry/internal/oci"
 	"github.com/zarf-dev/zarf-registry/internal/registry/content"
 	"github.com/zarf-dev/zarf-registry/internal/registry/poll"
 	"github.com/zarf-dev/zarf-registry/internal/registry/request"
@@ -46,8 +48,7 @@ type scrubRecord struct {
 	Problems []scrub.Problem `json:"problems,omitempty"`
 }
 
-// Scrubber reads everything that is stored. It removes nothing: damaged blobs are marked, so that clients
-// push them again.
+// Scrubber reads everything that is stored, and marks damaged blobs, so that clients push them again.
 type Scrubber struct {
 	source  *content.Store
 	running sync.Mutex // held during a scrub
@@ -95,13 +96,15 @@ func (s *Scrubber) Handler(draining *atomic.Bool) http.Handler {
 func (s *Scrubber) Run(
 	ctx context.Context, request scrub.Request, progress func(*scrub.Progress), report func(scrub.Problem),
 ) (scrub.Result, error) {
+	pace := rate.NewLimiter(rate.Limit(request.Rate), oci.MaxManifestSize) // the most that is read at once
+	pace.AllowN(time.Now(), pace.Burst())
 	r := &scrubRun{
-		Scrubber: s, Inventory: content.Inventory{Driver: s.source.Driver}, pace: newPace(request.Rate), progress: progress,
+		Scrubber: s, Inventory: content.Inventory{Driver: s.source.Driver}, pace: pace, progress: progress,
 		report: report, missing: map[content.RepositoryDigest]bool{}, checked: map[content.Key]bool{},
 		revisions: map[content.RepositoryDigest]bool{},
 	}
 	var err error
-	if r.record, err = s.read(ctx); err != nil {
+	if r.record, err = storage.ReadJSON[scrubRecord](ctx, s.source.Driver, scrubPath); err != nil {
 		return scrub.Result{}, err
 	}
 	if r.record.Last == "" || time.Since(r.record.Began) > scrubResume {
@@ -111,10 +114,6 @@ func (s *Scrubber) Run(
 		return scrub.Result{}, poll.Cause(ctx, err)
 	}
 	return r.result, nil
-}
-
-func (s *Scrubber) read(ctx context.Context) (scrubRecord, error) {
-	return storage.ReadJSON[scrubRecord](ctx, s.source.Driver, scrubPath)
 }
 
 // remains reports whether a problem was neither repaired by a push nor removed with its images. It reads no blobs.
@@ -168,7 +167,7 @@ func (s *Scrubber) Poll(ctx context.Context) {
 
 // Refresh does that once.
 func (s *Scrubber) Refresh(ctx context.Context) {
-	record, err := s.read(ctx)
+	record, err := storage.ReadJSON[scrubRecord](ctx, s.source.Driver, scrubPath)
 	if err != nil {
 		return // storage.Health reports it
 	}

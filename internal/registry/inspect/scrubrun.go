@@ -37,20 +37,12 @@ type scrubRun struct {
 	problems []scrub.Problem
 
 	mu sync.Mutex
-	// parents are the manifests that need content, in their repository, ordered by that. Missing is what a repository
-	// does not have.
+	// parents are the manifests that need content, ordered by that. Missing is what a repository does not have.
 	parents   []parent
 	revisions map[content.RepositoryDigest]bool // the manifests of repositories
 	missing   map[content.RepositoryDigest]bool
 	// checked are the manifests that were compared with their digest, and whether they have it.
 	checked map[content.Key]bool
-}
-
-// newPace limits how many bytes are read in a second.
-func newPace(bytes int64) *rate.Limiter {
-	pace := rate.NewLimiter(rate.Limit(bytes), oci.MaxManifestSize) // the most that is read at once
-	pace.AllowN(time.Now(), pace.Burst())
-	return pace
 }
 
 // pacedReader reads at a pace.
@@ -85,14 +77,10 @@ func (r *scrubRun) all(ctx context.Context) error {
 	for _, m := range r.Manifests {
 		r.revisions[m.RepositoryDigest] = true
 	}
-	if err := r.readManifests(ctx); err != nil {
-		return err
-	}
-	if err := r.readBlobs(ctx); err != nil {
-		return err
-	}
-	if err := r.reportMissing(ctx); err != nil {
-		return err
+	for _, step := range []func(context.Context) error{r.readManifests, r.readBlobs, r.reportMissing} {
+		if err := step(ctx); err != nil {
+			return err
+		}
 	}
 	r.record.Last, r.record.Finished, r.record.Problems = "", time.Now().UTC(), r.problems
 	r.result.Problems = len(r.problems)
@@ -105,21 +93,17 @@ func (r *scrubRun) all(ctx context.Context) error {
 
 // readManifests compares manifests with their digests, and finds out what they need.
 func (r *scrubRun) readManifests(ctx context.Context) error {
-	numbers := make([]int32, len(r.Manifests))
-	for n := range numbers {
-		numbers[n] = int32(n)
-	}
-	err := storage.InParallel(ctx, numbers, storage.ManifestConcurrency, r.readManifest)
+	err := storage.Each(ctx, len(r.Manifests), storage.ManifestConcurrency, r.readManifest)
 	slices.SortFunc(r.parents, func(a, b parent) int {
 		return cmp.Or(a.child.Compare(b.child), cmp.Compare(a.manifest, b.manifest))
 	})
 	return err
 }
 
-func (r *scrubRun) readManifest(ctx context.Context, number int32) error {
+func (r *scrubRun) readManifest(ctx context.Context, number int) error {
 	m := r.Manifests[number]
 	data, err := r.source.Unverified(ctx, m.Repository, m.Digest)
-	if errors.Is(err, distribution.ErrBlobUnknown) || content.IsDamaged(err) {
+	if content.IsMissing(err) {
 		r.lacks(number, m.Digest)
 		return nil
 	}
@@ -155,13 +139,13 @@ func (r *scrubRun) readManifest(ctx context.Context, number int32) error {
 }
 
 // needs records that a manifest needs content, to which the repository has a link.
-func (r *scrubRun) needs(ctx context.Context, number int32, needed v1.Descriptor, link string) error {
+func (r *scrubRun) needs(ctx context.Context, number int, needed v1.Descriptor, link string) error {
 	if oci.IsNonDistributable(needed.MediaType) {
 		return nil
 	}
 	stored, err := r.source.ReadLink(ctx, link)
 	switch {
-	case errors.Is(err, distribution.ErrBlobUnknown), content.IsDamaged(err):
+	case content.IsMissing(err):
 		r.lacks(number, needed.Digest)
 		return nil
 	case err != nil:
@@ -172,18 +156,18 @@ func (r *scrubRun) needs(ctx context.Context, number int32, needed v1.Descriptor
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.parents = append(r.parents, parent{content.KeyOf(stored), number})
+	r.parents = append(r.parents, parent{content.KeyOf(stored), int32(number)})
 	return nil
 }
 
 // lacks records that a manifest's repository does not have what the manifest needs, or itself.
-func (r *scrubRun) lacks(number int32, d digest.Digest) {
+func (r *scrubRun) lacks(number int, d digest.Digest) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	m := r.Manifests[number]
 	r.missing[content.RepositoryDigest{Repository: m.Repository, Digest: d}] = true
 	if d != m.Digest {
-		r.parents = append(r.parents, parent{content.KeyOf(r.Stored(d)), number})
+		r.parents = append(r.parents, parent{content.KeyOf(r.Stored(d)), int32(number)})
 	}
 }
 
@@ -219,7 +203,7 @@ func (r *scrubRun) readBlobs(ctx context.Context) error {
 			_, _, err = r.source.Size(ctx, d)
 			intact = err == nil
 		default:
-			intact, err = content.Examine(ctx, r.Driver, d, func(data io.Reader) io.Reader {
+			intact, err = r.source.Examine(ctx, d, func(data io.Reader) io.Reader {
 				return pacedReader{data, ctx, r.pace, func(n int) {
 					progress.Bytes += int64(n)
 					r.progress(new(progress))
@@ -230,7 +214,8 @@ func (r *scrubRun) readBlobs(ctx context.Context) error {
 		progress.Bytes += b.Size
 		r.progress(new(progress))
 		if err == nil || errors.Is(err, distribution.ErrBlobUnknown) {
-			if !intact && r.exists(ctx, d) {
+			// It may have been removed since the inventory was read.
+			if found, err := r.source.Exists(ctx, storage.BlobPath(d)); !intact && (found || err != nil) {
 				r.found(scrub.Problem{Kind: scrub.Damaged, Digest: d, Images: r.imagesNeeding(d)})
 			}
 		} else {
@@ -249,12 +234,6 @@ func (r *scrubRun) readBlobs(ctx context.Context) error {
 		}
 	}
 	return nil
-}
-
-// exists reports whether a blob has not been removed since the inventory was read.
-func (r *scrubRun) exists(ctx context.Context, d digest.Digest) bool {
-	found, err := r.source.Exists(ctx, storage.BlobPath(d))
-	return found || err != nil
 }
 
 // imagesNeeding returns the images that need stored content.

@@ -31,12 +31,10 @@ func Space(usage func() space.Usage, find blobFinder) http.Handler {
 				http.Error(w, "want a JSON object with at most 10000 digests", http.StatusBadRequest)
 				return
 			}
-			answer, err := missing(r, query.Digests, find)
-			if err != nil {
+			if response, err = missing(r, query.Digests, find); err != nil {
 				request.WriteError(w, err)
 				return
 			}
-			response = answer
 		}
 		w.Header().Set("Content-Type", "application/json")
 		w.Header().Set("Cache-Control", "no-store")

@@ -30,9 +30,9 @@ func Every(ctx context.Context, interval time.Duration, do func()) {
 	}
 }
 
-// Cause returns the cause of ctx's end, if it has ended, since err only follows from it; otherwise err.
+// Cause returns the cause of ctx's end instead of an error, if it has ended: the error only follows from it.
 func Cause(ctx context.Context, err error) error {
-	if ctx.Err() != nil {
+	if err != nil && ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
 	return err

@@ -13,7 +13,6 @@ import (
 	storagedriver "github.com/distribution/distribution/v3/registry/storage/driver"
 	"github.com/opencontainers/go-digest"
 
-	"github.com/zarf-dev/zarf-registry/internal/registry/audit"
 	"github.com/zarf-dev/zarf-registry/internal/registry/content"
 	"github.com/zarf-dev/zarf-registry/internal/registry/request"
 	"github.com/zarf-dev/zarf-registry/internal/registry/storage"
@@ -31,22 +30,17 @@ func (s *Registry) serveBlob(w http.ResponseWriter, r *http.Request, to request.
 	case r.Method == http.MethodDelete && s.readOnly:
 		return errReadOnly
 	case r.Method == http.MethodDelete:
-		err := s.Driver.Delete(r.Context(), storage.LayerPath(to.Repository, d))
-		if storage.IsNotFound(err) {
-			return distribution.ErrBlobUnknown
+		if err := s.Driver.Delete(r.Context(), storage.LayerPath(to.Repository, d)); err != nil {
+			return storage.AsUnknown(err)
 		}
-		if err == nil {
-			s.audit(r.Context(), audit.ActionDelete, to.Repository, to.Blob, d)
-			w.WriteHeader(http.StatusAccepted)
-		}
-		return err
+		s.audit(r.Context(), request.ActionDelete, to.Repository, to.Blob, d)
+		w.WriteHeader(http.StatusAccepted)
+		return nil
 	}
-	w.Header().Set("Allow", "GET, HEAD, DELETE")
-	return errcode.ErrorCodeUnsupported.WithMessage("blobs are read, uploaded and deleted")
+	return request.NotAllowed(w, "blobs", http.MethodGet, http.MethodHead, http.MethodDelete)
 }
 
-// findBlob returns the SHA-256 digest and the size of a repository's blob that is intact, as far as its size tells, or
-// a [distribution.ErrBlobUnknown]. A client may rely on the result.
+// findBlob returns a repository's blob that is intact, as far as its size tells, or a [distribution.ErrBlobUnknown].
 func (s *Registry) findBlob(ctx context.Context, repository string, d digest.Digest, relies bool) (
 	stored digest.Digest, size int64, err error,
 ) {
@@ -120,11 +114,10 @@ func (c *blobContent) Read(p []byte) (n int, err error) {
 		n, err = c.reader.Read(p)
 		c.offset += int64(n)
 	}
-	ended := errors.Is(err, io.EOF)
-	if ended && c.offset < c.size {
-		err, ended = io.ErrUnexpectedEOF, false
+	if errors.Is(err, io.EOF) && c.offset < c.size {
+		err = io.ErrUnexpectedEOF
 	}
-	if err != nil && !ended {
+	if err != nil && !errors.Is(err, io.EOF) {
 		c.failure = err
 	}
 	return n, err

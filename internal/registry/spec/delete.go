@@ -2,6 +2,7 @@ package spec
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
@@ -9,13 +10,14 @@ import (
 	"path"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
-	"github.com/distribution/distribution/v3"
 	"github.com/distribution/distribution/v3/registry/api/errcode"
+	"github.com/distribution/reference"
 	"github.com/opencontainers/go-digest"
 
-	"github.com/zarf-dev/zarf-registry/internal/registry/audit"
+	"github.com/zarf-dev/zarf-registry/internal/api/deletion"
 	"github.com/zarf-dev/zarf-registry/internal/registry/collect"
 	"github.com/zarf-dev/zarf-registry/internal/registry/content"
 	"github.com/zarf-dev/zarf-registry/internal/registry/request"
@@ -49,7 +51,7 @@ func (s *Registry) deleteManifest(w http.ResponseWriter, r *http.Request, reposi
 	case !found:
 		return errcode.ErrorCodeManifestUnknown.WithDetail(d)
 	default:
-		s.audit(r.Context(), audit.ActionDelete, repository, d.String(), d)
+		s.audit(r.Context(), request.ActionDelete, repository, d.String(), d)
 		w.WriteHeader(http.StatusAccepted)
 	}
 	return nil
@@ -167,7 +169,7 @@ func (r *repositoryDeletion) name(ctx context.Context, digests []digest.Digest) 
 				return names, nil
 			}
 			data, err := r.Unverified(ctx, r.repository, d)
-			if errors.Is(err, distribution.ErrBlobUnknown) || content.IsDamaged(err) {
+			if content.IsMissing(err) {
 				return names, nil
 			}
 			if err != nil {
@@ -247,7 +249,10 @@ func (r *repositoryDeletion) untagAll(ctx context.Context) error {
 	}
 	return storage.InParallel(ctx, tags, r.atOnce, func(ctx context.Context, dir string) error {
 		tag := path.Base(dir)
-		d := r.Tagged(ctx, r.repository, tag)
+		d, err := r.Tagged(ctx, r.repository, tag)
+		if err != nil {
+			return err
+		}
 		if !r.removed[d] {
 			return nil
 		}
@@ -256,4 +261,59 @@ func (r *repositoryDeletion) untagAll(ctx context.Context) error {
 			return err
 		})
 	})
+}
+
+// Deletions serves deletions of many manifests.
+func (s *Registry) Deletions(draining *atomic.Bool) http.Handler {
+	return request.Methods("deletions", func(w http.ResponseWriter, r *http.Request) {
+		if s.readOnly {
+			request.WriteError(w, errReadOnly)
+			return
+		}
+		var query deletion.Request
+		err := json.NewDecoder(http.MaxBytesReader(w, r.Body, deletion.MaxRequest)).Decode(&query)
+		if err == nil {
+			err = validate(query)
+		}
+		if err != nil {
+			http.Error(w, err.Error(), http.StatusBadRequest)
+			return
+		}
+		request.Stream(r.Context(), draining, w, func() any { return struct{}{} },
+			func(ctx context.Context, send func(any)) {
+				last := deletion.Event{End: true}
+				err := s.deleteManifests(ctx, query.Manifests, query.Since,
+					func(m content.RepositoryDigest, existed bool, kept error) {
+						e := deletion.Event{Repository: m.Repository, Digest: m.Digest}
+						if kept != nil {
+							e.Kept = kept.Error()
+						} else if existed {
+							s.audit(ctx, request.ActionDelete, m.Repository, m.Digest.String(), m.Digest)
+						}
+						send(e)
+					})
+				if err != nil {
+					s.Log.Error("deleting manifests failed", "error", err)
+					last = deletion.Event{Error: err.Error()}
+				}
+				send(last)
+			})
+	}, http.MethodPost)
+}
+
+func validate(query deletion.Request) error {
+	if query.Since.IsZero() {
+		return errors.New("since is missing: when the catalog was read")
+	}
+	for repository, digests := range query.Manifests {
+		if _, err := reference.WithName(repository); err != nil {
+			return fmt.Errorf("repository %q: %w", repository, err)
+		}
+		for _, d := range digests {
+			if err := d.Validate(); err != nil {
+				return fmt.Errorf("manifest %q of %s: %w", d, repository, err)
+			}
+		}
+	}
+	return nil
 }

@@ -67,7 +67,7 @@ func (d *hookedDriver) Reader(ctx context.Context, path string, offset int64) (i
 
 func (d *hookedDriver) PutContent(ctx context.Context, path string, content []byte) error {
 	err := d.StorageDriver.PutContent(ctx, path, content)
-	d.fireIf(d.afterBackLink && storage.BackLink.MatchString(path))
+	d.fireIf(d.afterBackLink && strings.HasSuffix(path, "/descriptor.json"))
 	return err
 }
 

@@ -15,7 +15,6 @@ import (
 	"github.com/opencontainers/go-digest"
 	v1 "github.com/opencontainers/image-spec/specs-go/v1"
 
-	"github.com/zarf-dev/zarf-registry/internal/registry/audit"
 	"github.com/zarf-dev/zarf-registry/internal/registry/content"
 	"github.com/zarf-dev/zarf-registry/internal/registry/request"
 )
@@ -34,8 +33,7 @@ func (s *Registry) serveManifest(w http.ResponseWriter, r *http.Request, to requ
 	case r.Method == http.MethodPut:
 		return s.putManifest(w, r, to)
 	case !writes:
-		w.Header().Set("Allow", "GET, HEAD, PUT, DELETE")
-		return errcode.ErrorCodeUnsupported.WithMessage("manifests are read, put and deleted")
+		return request.NotAllowed(w, "manifests", http.MethodGet, http.MethodHead, http.MethodPut, http.MethodDelete)
 	case invalid != nil:
 		return s.deleteTag(w, r, to)
 	}
@@ -50,7 +48,7 @@ func (s *Registry) getManifest(w http.ResponseWriter, r *http.Request, to reques
 	ctx, unknown := r.Context(), errcode.ErrorCodeManifestUnknown.WithDetail(to.Manifest)
 	d := digest.Digest(to.Manifest)
 	if d.Validate() != nil {
-		if d, err = s.currentTag(ctx, to.Repository, to.Manifest); err != nil {
+		if d, err = s.Tagged(ctx, to.Repository, to.Manifest); err != nil {
 			return err
 		} else if d == "" {
 			return unknown
@@ -63,7 +61,7 @@ func (s *Registry) getManifest(w http.ResponseWriter, r *http.Request, to reques
 		defer func() { use.Done(err == nil) }()
 	}
 	data, err := s.Manifest(ctx, to.Repository, d)
-	if errors.Is(err, distribution.ErrBlobUnknown) || content.IsDamaged(err) {
+	if content.IsMissing(err) {
 		return unknown
 	}
 	if err != nil {
@@ -150,7 +148,7 @@ func (s *Registry) putManifest(w http.ResponseWriter, r *http.Request, to reques
 	}
 	created()
 	for _, name := range p.names() {
-		s.audit(ctx, audit.ActionPush, p.repository, name, p.name())
+		s.audit(ctx, request.ActionPush, p.repository, name, p.name())
 	}
 	p.describe(w.Header())
 	w.WriteHeader(http.StatusCreated)

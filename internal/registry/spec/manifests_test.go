@@ -21,7 +21,7 @@ import (
 type noBackLinks struct{ storagedriver.StorageDriver }
 
 func (d noBackLinks) PutContent(ctx context.Context, path string, content []byte) error {
-	if storage.BackLink.MatchString(path) {
+	if strings.HasSuffix(path, "/descriptor.json") {
 		return storagedriver.Error{Detail: errors.New("unavailable")}
 	}
 	return d.StorageDriver.PutContent(ctx, path, content)

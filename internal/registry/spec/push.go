@@ -96,10 +96,7 @@ func (p *push) parse(mediaType string) (err error) {
 
 // reserve keeps space for the manifest's back links. Created must be called if they are stored.
 func (p *push) reserve(body io.Reader) (created func(), err error) {
-	limited, ok := body.(*volume.Body)
-	if !ok {
-		return func() {}, nil
-	}
+	limited := body.(*volume.Body)
 	written, occupied := p.links.Size()
 	return func() { limited.Wrote(written) }, limited.Reserve(occupied)
 }

@@ -19,20 +19,16 @@ import (
 // pages: the parameters are n, the number of descriptors, and last, the digest after which a page begins.
 func (s *Registry) listReferrers(w http.ResponseWriter, r *http.Request, to request.Target) error {
 	if r.Method != http.MethodGet && r.Method != http.MethodHead {
-		w.Header().Set("Allow", "GET, HEAD")
-		return errcode.ErrorCodeUnsupported.WithMessage("referrers can only be listed")
+		return request.NotAllowed(w, "lists of referrers", http.MethodGet, http.MethodHead)
 	}
 	d, err := digest.Parse(to.Subject)
 	if err != nil {
 		return errcode.ErrorCodeDigestInvalid.WithDetail(to.Subject)
 	}
 	query := r.URL.Query()
-	limit := content.MaxReferrers
-	if n := query.Get("n"); n != "" {
-		if limit, err = strconv.Atoi(n); err != nil || limit < 1 {
-			return errcode.ErrorCodePaginationNumberInvalid.WithDetail(n)
-		}
-		limit = min(limit, content.MaxReferrers)
+	limit, err := pageSize(query, 1, content.MaxReferrers, content.MaxReferrers)
+	if err != nil {
+		return err
 	}
 	artifactType := query.Get("artifactType")
 	page, more, err := s.Referrers(r.Context(), to.Repository, d, artifactType, digest.Digest(query.Get("last")), limit)
@@ -48,7 +44,7 @@ func (s *Registry) listReferrers(w http.ResponseWriter, r *http.Request, to requ
 		if artifactType != "" {
 			values.Set("artifactType", artifactType)
 		}
-		header.Set("Link", "<"+r.URL.Path+"?"+values.Encode()+`>; rel="next"`)
+		linkNext(header, r, values)
 	}
 	encoded, err := json.Marshal(v1.Index{
 		Versioned: specs.Versioned{SchemaVersion: 2}, MediaType: v1.MediaTypeImageIndex, Manifests: page,
@@ -62,4 +58,22 @@ func (s *Registry) listReferrers(w http.ResponseWriter, r *http.Request, to requ
 		_, _ = w.Write(encoded) // the client may have disconnected
 	}
 	return nil
+}
+
+// pageSize returns the parameter n, the size of a page, between two limits; or otherwise without it.
+func pageSize(query url.Values, least, most, otherwise int) (int, error) {
+	n := query.Get("n")
+	if n == "" {
+		return otherwise, nil
+	}
+	size, err := strconv.Atoi(n)
+	if err != nil || size < least {
+		return 0, errcode.ErrorCodePaginationNumberInvalid.WithDetail(n)
+	}
+	return min(size, most), nil
+}
+
+// linkNext says that there is another page.
+func linkNext(header http.Header, r *http.Request, parameters url.Values) {
+	header.Set("Link", "<"+r.URL.Path+"?"+parameters.Encode()+`>; rel="next"`)
 }

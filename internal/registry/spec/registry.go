@@ -1,9 +1,7 @@
-// Package spec serves the OCI distribution specification, on distribution's storage layout: uploads and the list of
-// repositories with distribution's handlers, everything else itself. To uploads it adds digests other than SHA-256, a
-// single request, and mounts from any repository.
+// Package spec serves the OCI distribution specification: uploads and the list of repositories with distribution's
+// handlers, everything else itself, on distribution's storage layout.
 //
-// It does not decide who may do what. It asks package content what is stored, package collect what a push may rely on,
-// and package volume whether it fits.
+// Others say what is stored (content), what a push may rely on (collect), what fits (volume), and who may (front).
 package spec
 
 import (
@@ -24,7 +22,6 @@ import (
 	"github.com/distribution/reference"
 	"github.com/opencontainers/go-digest"
 
-	"github.com/zarf-dev/zarf-registry/internal/registry/audit"
 	"github.com/zarf-dev/zarf-registry/internal/registry/collect"
 	"github.com/zarf-dev/zarf-registry/internal/registry/content"
 	"github.com/zarf-dev/zarf-registry/internal/registry/request"
@@ -58,8 +55,7 @@ func (openDriver) Create(_ context.Context, parameters map[string]any) (storaged
 	return parameters["driver"].(storagedriver.StorageDriver), nil
 }
 
-// Open returns a registry, and takes ownership of the configuration, whose driver is open. Use must be called before
-// the first request.
+// Open takes ownership of the configuration, whose driver is open. Use must be called before the first request.
 func Open(config *configuration.Configuration, driver storagedriver.StorageDriver, log *slog.Logger) (
 	s *Registry, err error,
 ) {
@@ -110,10 +106,10 @@ func (s *Registry) serve(w http.ResponseWriter, r *http.Request) {
 		err = s.serveManifest(w, r, to)
 	case to.Blob != "":
 		err = s.serveBlob(w, r, to)
-	case r.Method == http.MethodPost && to.Upload && isSinglePost(r):
-		err = s.uploadAtOnce(w, r)
 	case to.Upload && r.Method != http.MethodPost:
 		err = s.continueUpload(w, r, to)
+	case to.Upload && r.URL.Query().Get("digest") != "" && !r.URL.Query().Has("mount"):
+		err = s.uploadAtOnce(w, r)
 	case to.Upload:
 		err = s.beginUpload(w, r, to)
 	default:
@@ -126,7 +122,7 @@ func (s *Registry) serve(w http.ResponseWriter, r *http.Request) {
 
 // audit writes a line of the audit trail: a client has changed what a name refers to, a tag or a digest.
 func (s *Registry) audit(ctx context.Context, action, repository, name string, d digest.Digest) {
-	audit.Log(ctx, s.Log, action, repository, name, d.String())
+	request.Audit(ctx, s.Log, action, repository, name, d.String())
 }
 
 // fail responds with an error, which is logged if it is not the client's.
@@ -153,8 +149,7 @@ func requestOf(ctx context.Context) *http.Request {
 	return &http.Request{URL: &url.URL{}}
 }
 
-// distribute passes a request on to distribution. All parameters come from the URL: a body is content, also if its type
-// is that of a form, which distribution would parse and prefer.
+// distribute passes a request on to distribution, which would parse a body like a form, and prefer its parameters.
 func (s *Registry) distribute(w http.ResponseWriter, r *http.Request) {
 	r.Form = r.URL.Query()
 	s.app.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), requestKey{}, r)))

@@ -4,9 +4,8 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
-	"errors"
-	"fmt"
 	"hash/maphash"
+	"math"
 	"net/http"
 	"net/url"
 	"path"
@@ -14,12 +13,9 @@ import (
 	"strconv"
 	"sync"
 
-	"github.com/distribution/distribution/v3"
 	"github.com/distribution/distribution/v3/registry/api/errcode"
 	"github.com/opencontainers/go-digest"
 
-	"github.com/zarf-dev/zarf-registry/internal/registry/audit"
-	"github.com/zarf-dev/zarf-registry/internal/registry/content"
 	"github.com/zarf-dev/zarf-registry/internal/registry/request"
 	"github.com/zarf-dev/zarf-registry/internal/registry/storage"
 )
@@ -60,8 +56,10 @@ func (s *Registry) tag(ctx context.Context, p *push, tag string) error {
 // writeTag returns the manifest that the tag referred to, or "".
 func (s *Registry) writeTag(ctx context.Context, repository, tag string, to digest.Digest) (digest.Digest, error) {
 	defer s.tags.lock(repository, tag)()
-	previous := s.Tagged(ctx, repository, tag)
-	err := s.Link(ctx, storage.HistoryPath(repository, tag, to), to)
+	previous, err := s.Tagged(ctx, repository, tag)
+	if err == nil {
+		err = s.Link(ctx, storage.HistoryPath(repository, tag, to), to)
+	}
 	if err == nil {
 		err = s.Link(ctx, storage.TagPath(repository, tag), to)
 	}
@@ -71,46 +69,34 @@ func (s *Registry) writeTag(ctx context.Context, repository, tag string, to dige
 // untag removes a tag, unless a push has moved it from a manifest.
 func (s *Registry) untag(ctx context.Context, repository, tag string, from digest.Digest, remove func() error) error {
 	defer s.tags.lock(repository, tag)()
-	if s.Tagged(ctx, repository, tag) != from {
-		return nil
+	if d, err := s.Tagged(ctx, repository, tag); d != from || err != nil {
+		return err
 	}
 	return remove()
 }
 
 func (s *Registry) deleteTag(w http.ResponseWriter, r *http.Request, to request.Target) error {
 	defer s.tags.lock(to.Repository, to.Manifest)()
-	d := s.Tagged(r.Context(), to.Repository, to.Manifest)
-	err := s.Driver.Delete(r.Context(), storage.TagDir(to.Repository, to.Manifest))
+	d, err := s.Tagged(r.Context(), to.Repository, to.Manifest)
+	if err == nil {
+		err = s.Driver.Delete(r.Context(), storage.TagDir(to.Repository, to.Manifest))
+	}
 	if storage.IsNotFound(err) {
 		return errcode.ErrorCodeManifestUnknown.WithDetail(to.Manifest)
 	}
 	if err == nil {
-		s.audit(r.Context(), audit.ActionDelete, to.Repository, to.Manifest, d)
+		s.audit(r.Context(), request.ActionDelete, to.Repository, to.Manifest, d)
 		w.WriteHeader(http.StatusAccepted)
 	}
 	return err
 }
 
-// currentTag returns the digest of a tag's manifest. It is "" if the tag does not exist, or its link is damaged: a push
-// replaces that.
-func (s *Registry) currentTag(ctx context.Context, repository, tag string) (digest.Digest, error) {
-	d, err := s.ReadLink(ctx, storage.TagPath(repository, tag))
-	if errors.Is(err, distribution.ErrBlobUnknown) || content.IsDamaged(err) {
-		return "", nil
-	}
-	return d, err
-}
-
 // listTags serves a repository's tags in order, after the parameter last, and at most n of them.
 func (s *Registry) listTags(w http.ResponseWriter, r *http.Request, repository string) error {
 	query := r.URL.Query()
-	limit := -1
-	if n := query.Get("n"); n != "" {
-		var err error
-		if limit, err = strconv.Atoi(n); err != nil || limit < 0 {
-			return errcode.ErrorCodePaginationNumberInvalid.WithDetail(n)
-		}
-		limit = min(limit, s.maxTags)
+	limit, err := pageSize(query, 0, s.maxTags, math.MaxInt)
+	if err != nil {
+		return err
 	}
 	dirs, err := storage.List(r.Context(), s.Driver, storage.TagsDir(repository))
 	if err != nil {
@@ -134,11 +120,10 @@ func (s *Registry) listTags(w http.ResponseWriter, r *http.Request, repository s
 	last := query.Get("last")
 	tags = slices.DeleteFunc(tags, func(tag string) bool { return tag <= last })
 	header := w.Header()
-	if limit >= 0 && len(tags) > limit {
+	if len(tags) > limit {
 		tags = tags[:limit]
 		if limit > 0 {
-			next := url.Values{"n": {strconv.Itoa(limit)}, "last": {tags[limit-1]}}
-			header.Set("Link", fmt.Sprintf(`<%s?%s>; rel="next"`, r.URL.Path, next.Encode()))
+			linkNext(header, r, url.Values{"n": {strconv.Itoa(limit)}, "last": {tags[limit-1]}})
 		}
 	}
 	header.Set("Content-Type", "application/json")

@@ -12,6 +12,16 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/registry/storage"
 )
 
+// tagged returns what a tag refers to.
+func tagged(t *testing.T, s *Registry, tag string) digest.Digest {
+	t.Helper()
+	d, err := s.Tagged(t.Context(), "a", tag)
+	if err != nil {
+		t.Error(err)
+	}
+	return d
+}
+
 // A tag moves, in another process, after a deletion of its manifest has decided to remove it.
 func TestDeletionKeepsTagsThatMoved(t *testing.T) {
 	t.Parallel()
@@ -24,7 +34,7 @@ func TestDeletionKeepsTagsThatMoved(t *testing.T) {
 	pushed := make(chan int, 1)
 	s := openHooked(t, root, &hookedDriver{beforeDelete: storage.TagDir("a", "moved"), hook: func() {
 		go func() { pushed <- ask(t, other, "PUT", "/v2/a/manifests/moved", manifestType, second).Code }()
-		for n := 0; n < 1000 && other.Tagged(t.Context(), "a", "moved") != digest.FromString(second); n++ {
+		for n := 0; n < 1000 && tagged(t, other, "moved") != digest.FromString(second); n++ {
 			time.Sleep(time.Millisecond)
 		}
 	}})
@@ -32,14 +42,14 @@ func TestDeletionKeepsTagsThatMoved(t *testing.T) {
 	if code := <-pushed; code != http.StatusCreated {
 		t.Fatalf("push: %d", code)
 	}
-	if got := other.Tagged(t.Context(), "a", "gone"); got != "" {
+	if got := tagged(t, other, "gone"); got != "" {
 		t.Errorf("the tag of the deleted manifest refers to %s", got)
 	}
-	if got := other.Tagged(t.Context(), "a", "moved"); got != digest.FromString(second) {
+	if got := tagged(t, other, "moved"); got != digest.FromString(second) {
 		t.Errorf("the tag that moved refers to %q", got)
 	}
 	s.request(t, http.StatusAccepted, "DELETE", "/v2/a/manifests/moved", nil)
-	if got := other.Tagged(t.Context(), "a", "moved"); got != "" {
+	if got := tagged(t, other, "moved"); got != "" {
 		t.Errorf("the deleted tag refers to %s", got)
 	}
 }
@@ -80,7 +90,7 @@ func TestATagOfADeletedManifestIsNotLeft(t *testing.T) {
 				t.Fatal("nothing was deleted during the push")
 			}
 			if tt.index {
-				if got := other.Tagged(t.Context(), "a", "v1"); push.Code == http.StatusCreated || got != "" {
+				if got := tagged(t, other, "v1"); push.Code == http.StatusCreated || got != "" {
 					t.Errorf("the push of an index without its manifest: %d, its tag refers to %q", push.Code, got)
 				}
 				return

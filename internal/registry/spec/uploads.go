@@ -21,8 +21,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/registry/volume"
 )
 
-// ownUploads is the name of the middleware that lets uploads outlive their request, and tells the collector which blobs
-// clients rely on.
+// ownUploads is the name of the middleware through which uploads outlive their request.
 const ownUploads = "zarf-registry-uploads"
 
 func init() {
@@ -34,11 +33,7 @@ func init() {
 func newBlobNamespace(
 	_ context.Context, namespace distribution.Namespace, _ storagedriver.StorageDriver, options map[string]any,
 ) (distribution.Namespace, error) {
-	remover, ok := namespace.(distribution.RepositoryRemover)
-	if !ok {
-		return nil, errors.New("distribution's registry no longer implements RepositoryRemover")
-	}
-	return blobNamespace{namespace, remover, options["source"].(*Registry)}, nil
+	return blobNamespace{namespace, namespace.(distribution.RepositoryRemover), options["source"].(*Registry)}, nil
 }
 
 type blobNamespace struct {
@@ -172,8 +167,7 @@ func (w *blobWriter) Cancel(ctx context.Context) error {
 	return err
 }
 
-// Commit finishes the upload, whether or not the client waits for it. It replaces an existing blob, which may be
-// damaged.
+// Commit finishes the upload, whether or not the client waits for it. It replaces a blob, which may be damaged.
 func (w *blobWriter) Commit(ctx context.Context, provisional v1.Descriptor) (blob v1.Descriptor, err error) {
 	ctx = context.WithoutCancel(ctx)
 	if err := w.source.collector.AdmitBlob(ctx, provisional.Digest); err != nil {

@@ -1,6 +1,5 @@
 // Package storage opens distribution's storage drivers, and knows their layout of paths. It makes the filesystem driver
-// durable, keeps space for records on a full file system, checks that the storage responds, and copies one storage to
-// another.
+// durable, keeps space for records on a full file system, and checks that the storage responds.
 //
 // It does not know what manifests and links mean: package content does.
 package storage
@@ -10,11 +9,12 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/distribution/distribution/v3"
 	"github.com/distribution/distribution/v3/configuration"
 	storagedriver "github.com/distribution/distribution/v3/registry/storage/driver"
 	"github.com/distribution/distribution/v3/registry/storage/driver/factory"
-	_ "github.com/distribution/distribution/v3/registry/storage/driver/filesystem" // drivers for the configuration
-	_ "github.com/distribution/distribution/v3/registry/storage/driver/inmemory"
+	"github.com/distribution/distribution/v3/registry/storage/driver/filesystem"
+	_ "github.com/distribution/distribution/v3/registry/storage/driver/inmemory" // drivers for the configuration
 	_ "github.com/distribution/distribution/v3/registry/storage/driver/s3-aws"
 	_ "golang.org/x/crypto/x509roots/fallback" // for S3 over public TLS, because the image contains no CA certificates
 )
@@ -24,9 +24,6 @@ const (
 	DriverInMemory   = "inmemory"
 	DriverS3         = "s3"
 	DriverS3AWS      = "s3aws" // distribution's other name for the same driver
-
-	// defaultRoot is the filesystem driver's own default.
-	defaultRoot = "/var/lib/registry"
 )
 
 // ReadOnly reports whether the configuration makes the registry read-only.
@@ -48,11 +45,10 @@ func FilesystemRoot(storage configuration.Storage) (root string, ok bool) {
 	if root, ok := storage.Parameters()["rootdirectory"]; ok {
 		return fmt.Sprint(root), true
 	}
-	return defaultRoot, true
+	return "/var/lib/registry", true // the driver's own default
 }
 
-// Open returns the configured storage driver, with durable files or with large parts in S3. It does not connect: while
-// S3 is unavailable, the registry starts but is not ready.
+// Open returns the configured storage driver, with durable files or with large parts in S3. It does not connect.
 func Open(ctx context.Context, storage configuration.Storage) (driver storagedriver.StorageDriver, err error) {
 	name, parameters := storage.Type(), storage.Parameters()
 	if name == DriverS3 || name == DriverS3AWS {
@@ -64,13 +60,12 @@ func Open(ctx context.Context, storage configuration.Storage) (driver storagedri
 		return nil, fmt.Errorf("storage.%s: %w", name, err)
 	}
 	if root, ok := FilesystemRoot(storage); ok {
-		return durable(driver, root), nil
+		return durable(driver.(*filesystem.Driver), root), nil
 	}
 	return driver, nil
 }
 
-// FailedWith reports whether a storage driver failed with cause. Distribution's error type does not
-// implement Unwrap.
+// FailedWith reports whether a storage driver failed with cause. Distribution's error type does not implement Unwrap.
 func FailedWith(err, cause error) bool {
 	var driverError storagedriver.Error
 	return errors.As(err, &driverError) && errors.Is(driverError.Detail, cause)
@@ -78,3 +73,11 @@ func FailedWith(err, cause error) bool {
 
 // IsNotFound reports whether a driver found no file.
 func IsNotFound(err error) bool { return errors.As(err, new(storagedriver.PathNotFoundError)) }
+
+// AsUnknown returns a [distribution.ErrBlobUnknown] if a driver found no file, and other errors as they are.
+func AsUnknown(err error) error {
+	if IsNotFound(err) {
+		return distribution.ErrBlobUnknown
+	}
+	return err
+}

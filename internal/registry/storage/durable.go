@@ -10,17 +10,17 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"sync"
 	"weak"
 
 	storagedriver "github.com/distribution/distribution/v3/registry/storage/driver"
 	"github.com/distribution/distribution/v3/registry/storage/driver/base"
+	"github.com/distribution/distribution/v3/registry/storage/driver/filesystem"
 	"golang.org/x/sys/unix"
 )
 
-// durableDriver is distribution's filesystem driver, except that what it has written or removed survives a power cut
+// durableFiles is distribution's filesystem driver, except that what it has written or removed survives a power cut
 // once the call has returned. A file system may lose what was not synced: the content of a file, and each entry of a
 // directory. Distribution's driver syncs files and, after it has written a small one, its directory, but neither the
 // directory after a move or a removal nor the parents of new directories.
@@ -31,75 +31,48 @@ import (
 //
 // It reads through distribution's driver. Writing is its own, because a wrapper around distribution's would keep its
 // syncs of uploads, which cost more than those that are missing.
-type durableDriver struct {
-	storagedriver.StorageDriver // distribution's
-	files                       *durableFiles
-	writing                     base.Base // of files: checks paths, and wraps errors
-}
-
-// durable returns a durableDriver for the directory of a driver.
-func durable(driver storagedriver.StorageDriver, root string) *durableDriver {
-	files := &durableFiles{
-		StorageDriver: driver, root: filepath.Clean(root),
-		pending: map[string]chan struct{}{}, complete: map[string]*os.File{},
-		writers: map[string]weak.Pointer[durableWriter]{},
-	}
-	files.making.count = map[string]int{}
-	return &durableDriver{driver, files, base.Base{StorageDriver: files}}
-}
-
-// GetContent implements [storagedriver.StorageDriver], like all of these.
-func (d *durableDriver) GetContent(ctx context.Context, name string) ([]byte, error) {
-	d.files.settle(name)
-	return d.StorageDriver.GetContent(ctx, name)
-}
-
-func (d *durableDriver) Reader(ctx context.Context, name string, offset int64) (io.ReadCloser, error) {
-	d.files.settle(name)
-	return d.StorageDriver.Reader(ctx, name, offset)
-}
-
-func (d *durableDriver) Stat(ctx context.Context, name string) (storagedriver.FileInfo, error) {
-	d.files.settle(name)
-	return d.StorageDriver.Stat(ctx, name)
-}
-
-func (d *durableDriver) PutContent(ctx context.Context, name string, content []byte) error {
-	return d.writing.PutContent(ctx, name, content)
-}
-
-func (d *durableDriver) Writer(ctx context.Context, name string, extend bool) (storagedriver.FileWriter, error) {
-	return d.writing.Writer(ctx, name, extend)
-}
-
-func (d *durableDriver) Move(ctx context.Context, from, to string) error {
-	return d.writing.Move(ctx, from, to)
-}
-
-func (d *durableDriver) Delete(ctx context.Context, name string) error {
-	return d.writing.Delete(ctx, name)
-}
-
-// durableFiles are the writing methods. Its reading ones are distribution's.
 type durableFiles struct {
-	storagedriver.StorageDriver
-	root string
+	storagedriver.StorageDriver // distribution's
+	root                        string
 
 	leftovers sync.Once // synced
 
-	// making counts the calls that rely on a new directory and have not synced its parent yet.
-	making struct {
-		sync.Mutex
-		count map[string]int
-	}
-	mu sync.Mutex
-	// pending are files and directories that have got their name or were removed, but whose parent is not synced. The
-	// channel is closed then.
+	// made are directories that this process has created, each time as another value, until their parents are synced.
+	made   map[string]*int
+	making sync.Mutex // guards made
+	mu     sync.Mutex
+	// pending are files and directories that were named or removed; the channel is closed when their parent is synced.
 	pending map[string]chan struct{}
 	// complete are the files of uploads that have all their content and are synced. They stay locked until they are moved.
 	complete map[string]*os.File
 	// writers are the newest of each file. Distribution does not close all of them: the runtime closes their files.
 	writers map[string]weak.Pointer[durableWriter]
+}
+
+// durable makes the driver of a directory durable. Base checks paths, and wraps errors, in the place of the driver's.
+func durable(driver *filesystem.Driver, root string) storagedriver.StorageDriver {
+	files := &durableFiles{
+		StorageDriver: driver.StorageDriver, root: filepath.Clean(root),
+		pending: map[string]chan struct{}{}, complete: map[string]*os.File{},
+		writers: map[string]weak.Pointer[durableWriter]{}, made: map[string]*int{},
+	}
+	return &base.Base{StorageDriver: files}
+}
+
+// GetContent implements [storagedriver.StorageDriver], like all of these.
+func (f *durableFiles) GetContent(ctx context.Context, name string) ([]byte, error) {
+	f.settle(name)
+	return f.StorageDriver.GetContent(ctx, name)
+}
+
+func (f *durableFiles) Reader(ctx context.Context, name string, offset int64) (io.ReadCloser, error) {
+	f.settle(name)
+	return f.StorageDriver.Reader(ctx, name, offset)
+}
+
+func (f *durableFiles) Stat(ctx context.Context, name string) (storagedriver.FileInfo, error) {
+	f.settle(name)
+	return f.StorageDriver.Stat(ctx, name)
 }
 
 // inUpload reports whether a file belongs to an upload in progress. No repository's name has an underscore there.
@@ -130,7 +103,6 @@ func (f *durableFiles) PutContent(_ context.Context, name string, content []byte
 	if err != nil {
 		return err
 	}
-	defer made.abandon()
 	temporary := target + "." + rand.Text() + ".tmp"
 	file, err := os.OpenFile(temporary, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o666)
 	if err != nil {
@@ -141,7 +113,7 @@ func (f *durableFiles) PutContent(_ context.Context, name string, content []byte
 		err = file.Sync()
 	}
 	if err = errors.Join(err, file.Close()); err == nil {
-		err = f.rename(temporary, target, made)
+		err = f.rename(temporary, target, lasting, made)
 	}
 	if err != nil {
 		return errors.Join(err, ignoreMissingFile(os.Remove(temporary)))
@@ -151,22 +123,21 @@ func (f *durableFiles) PutContent(_ context.Context, name string, content []byte
 
 // Move renames a file.
 func (f *durableFiles) Move(_ context.Context, from, to string) error {
-	source, target := f.path(from), f.path(to)
+	source, target, lasting := f.path(from), f.path(to), !inUpload(to)
 	if _, err := os.Lstat(source); errors.Is(err, fs.ErrNotExist) {
 		return storagedriver.PathNotFoundError{Path: from}
 	}
-	made, err := f.makeParents(target, !inUpload(to))
+	made, err := f.makeParents(target, lasting)
 	if err != nil {
 		return err
 	}
-	defer made.abandon()
 	// Of an upload that was committed, this is done.
 	if !f.isComplete(source) {
 		if err := syncPath(source); err != nil {
 			return err
 		}
 	}
-	if err := f.rename(source, target, made); err != nil {
+	if err := f.rename(source, target, lasting, made); err != nil {
 		return err
 	}
 	f.forget(source)
@@ -181,7 +152,7 @@ func (f *durableFiles) Delete(ctx context.Context, name string) error {
 	} else if err != nil {
 		return err
 	}
-	removed, grouped := ctx.Value(removalsKey{}).(*removals)
+	removed, grouped := ctx.Value(removalsKey{}).(func(dir string))
 	if !inUpload(name) {
 		f.syncLeftovers()
 		if !grouped {
@@ -196,7 +167,7 @@ func (f *durableFiles) Delete(ctx context.Context, name string) error {
 		f.forget(target)
 		return nil
 	case grouped:
-		removed.add(filepath.Dir(target))
+		removed(filepath.Dir(target))
 		return nil
 	}
 	return ignoreMissingFile(syncPath(filepath.Dir(target)))
@@ -206,8 +177,7 @@ func (f *durableFiles) Delete(ctx context.Context, name string) error {
 // again: the state of its digest would vouch for other content.
 //
 // Older writers of the file end, also those of requests that are still open: what they write would be in a blob, but
-// not in its digest. Those of other processes do not: the file is locked, and there is no other writer until they close
-// it.
+// not in its digest. Those of other processes do not: they lock the file until they close it.
 func (f *durableFiles) Writer(ctx context.Context, name string, extend bool) (storagedriver.FileWriter, error) {
 	target, lasting := f.path(name), !inUpload(name)
 	if ctx.Value(statusKey{}) != nil {
@@ -225,7 +195,7 @@ func (f *durableFiles) Writer(ctx context.Context, name string, extend bool) (st
 	if !extend {
 		flag |= os.O_CREATE | os.O_TRUNC
 	}
-	w := &durableWriter{name: target, files: f, made: made}
+	w := &durableWriter{name: target, files: f, lasting: lasting, made: made}
 	if err := w.open(flag); err != nil {
 		_ = w.Close()
 		return nil, err
@@ -249,11 +219,12 @@ func (uploadStatus) Close() error { return nil }
 
 // durableWriter writes to a file. It does not buffer, so that everything can be synced by the file's name.
 type durableWriter struct {
-	name  string
-	file  *os.File
-	files *durableFiles
-	made  *madeParents
-	size  int64
+	name    string
+	file    *os.File
+	files   *durableFiles
+	lasting bool
+	made    []madeDir // its parents
+	size    int64
 
 	// mu is locked before that of an older writer of the file, and before that of files.
 	mu    sync.Mutex
@@ -379,12 +350,10 @@ func (w *durableWriter) Close() (err error) {
 		delete(w.files.writers, w.name)
 	}
 	w.files.mu.Unlock()
-	w.made.abandon()
 	return err
 }
 
-// Cancel removes the file, also if it is closed: distribution then removes the rest of the upload. The file of a newer
-// writer stays.
+// Cancel removes the file, also if it is closed, unless it has a newer writer. Distribution removes the rest.
 func (w *durableWriter) Cancel(context.Context) error {
 	if err := w.Close(); err != nil && !errors.Is(err, fs.ErrClosed) {
 		return err
@@ -406,10 +375,11 @@ func (w *durableWriter) Commit(context.Context) error {
 	if err := w.file.Sync(); err != nil {
 		return err
 	}
-	if err := w.made.sync(filepath.Dir(w.name)); err != nil {
-		return err
-	}
-	if !w.made.lasting {
+	if w.lasting {
+		if err := w.files.syncName(w.name, w.made); err != nil {
+			return err
+		}
+	} else {
 		w.files.mu.Lock()
 		w.files.complete[w.name] = w.file
 		w.files.mu.Unlock()
@@ -438,15 +408,15 @@ func (f *durableFiles) forget(upload string) {
 }
 
 // rename gives a file, whose content is synced, its name, and syncs that.
-func (f *durableFiles) rename(from, to string, made *madeParents) error {
-	if !made.lasting {
+func (f *durableFiles) rename(from, to string, lasting bool, made []madeDir) error {
+	if !lasting {
 		return os.Rename(from, to)
 	}
 	defer f.change(to)()
 	if err := os.Rename(from, to); err != nil {
 		return err
 	}
-	return made.sync(filepath.Dir(to))
+	return f.syncName(to, made)
 }
 
 // change begins a change of a file or a directory. Those who are about to read it wait until it ends.
@@ -497,98 +467,76 @@ func (f *durableFiles) syncLeftovers() {
 	})
 }
 
-// madeParents are the parents of a file that a call creates. If none of it must last, nothing is synced.
-type madeParents struct {
-	files   *durableFiles
-	lasting bool
-	made    []string
+// madeDir is a directory whose parent is not synced since this process has created it. All that rely on it do that.
+type madeDir struct {
+	path     string
+	creation *int
 }
 
-// makeParents creates the missing parents of a file. The caller calls sync when the file has its name, and abandon at
-// the end.
-func (f *durableFiles) makeParents(target string, lasting bool) (*madeParents, error) {
-	m := &madeParents{files: f, lasting: lasting}
+// makeParents creates the missing parents of a file. If it must last, the caller syncs them with its name.
+func (f *durableFiles) makeParents(target string, lasting bool) (made []madeDir, err error) {
 	f.syncLeftovers()
 	dir := filepath.Dir(target)
-	if !lasting {
-		// The repository is there to stay.
-		uploads := filepath.Join(dir[:strings.Index(dir, uploadsPart)], uploadsPart)
-		if err := m.make(uploads); err != nil {
-			m.abandon()
-			return nil, err
-		}
-		m.abandon()
-		return m, os.MkdirAll(dir, 0o777) // minus the umask, like distribution's
+	if lasting {
+		return f.makeDir(dir)
 	}
-	if err := m.make(dir); err != nil {
-		m.abandon()
-		return nil, err
-	}
-	return m, nil
-}
-
-// make creates a directory, unless it exists. It counts as created by this call, too, while another call has not synced
-// its parent. So do the parents of both.
-func (m *madeParents) make(dir string) error {
-	if slices.Contains(m.made, dir) {
-		return nil
-	}
-	making := &m.files.making
-	making.Lock()
-	err := os.Mkdir(dir, 0o777) // minus the umask, like distribution's
-	inProgress := errors.Is(err, fs.ErrExist) && making.count[dir] > 0
-	if err == nil || inProgress {
-		making.count[dir]++
-		m.made = append(m.made, dir)
-	}
-	making.Unlock()
-	switch {
-	case (err == nil || inProgress) && dir != m.files.root:
-		return m.make(filepath.Dir(dir))
-	case errors.Is(err, fs.ErrExist):
-		return nil
-	case errors.Is(err, fs.ErrNotExist):
-		if err := m.make(filepath.Dir(dir)); err != nil {
-			return err
-		}
-		return m.make(dir)
-	}
-	return err
-}
-
-// sync syncs a directory, and the parents of those that were created.
-func (m *madeParents) sync(dir string) error {
-	if !m.lasting {
-		return nil
-	}
-	err := syncPath(dir)
-	for _, made := range m.made {
-		err = cmp.Or(err, syncPath(filepath.Dir(made)))
+	// The repository is there to stay.
+	made, err = f.makeDir(filepath.Join(dir[:strings.Index(dir, uploadsPart)], uploadsPart))
+	if err == nil {
+		err = f.syncMade(made)
 	}
 	if err == nil {
-		m.forget()
+		err = os.MkdirAll(dir, 0o777) // minus the umask, like distribution's
 	}
-	return err
+	return nil, err
 }
 
-// abandon syncs the parents although the call has failed, because others may use what it has created.
-func (m *madeParents) abandon() {
-	for _, made := range m.made {
-		_ = syncPath(filepath.Dir(made))
+// makeDir creates a directory, unless it exists. It returns it, and its parents, if they are not durable.
+func (f *durableFiles) makeDir(dir string) ([]madeDir, error) {
+	f.making.Lock()
+	err := os.Mkdir(dir, 0o777) // minus the umask, like distribution's
+	if err == nil {
+		f.made[dir] = new(int)
 	}
-	m.forget()
+	creation := f.made[dir]
+	f.making.Unlock()
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		if _, err := f.makeDir(filepath.Dir(dir)); err != nil {
+			return nil, err
+		}
+		return f.makeDir(dir)
+	case err != nil && !errors.Is(err, fs.ErrExist):
+		return nil, err
+	case creation == nil:
+		return nil, nil
+	case dir == f.root:
+		return []madeDir{{dir, creation}}, nil
+	}
+	parents, err := f.makeDir(filepath.Dir(dir))
+	return append(parents, madeDir{dir, creation}), err
 }
 
-func (m *madeParents) forget() {
-	making := &m.files.making
-	making.Lock()
-	defer making.Unlock()
-	for _, made := range m.made {
-		if making.count[made]--; making.count[made] == 0 {
-			delete(making.count, made)
+// syncName syncs the name of a file, and those of its parents.
+func (f *durableFiles) syncName(name string, parents []madeDir) error {
+	return cmp.Or(syncPath(filepath.Dir(name)), f.syncMade(parents))
+}
+
+// syncMade makes directories durable. From then on, others rely on them.
+func (f *durableFiles) syncMade(dirs []madeDir) error {
+	for _, dir := range dirs {
+		if err := syncPath(filepath.Dir(dir.path)); err != nil {
+			return err
 		}
 	}
-	m.made = nil
+	f.making.Lock()
+	defer f.making.Unlock()
+	for _, dir := range dirs {
+		if f.made[dir.path] == dir.creation {
+			delete(f.made, dir.path)
+		}
+	}
+	return nil
 }
 
 // syncPath syncs a file or a directory. It opens files read-only, which is enough.
@@ -611,34 +559,27 @@ func ignoreMissingFile(err error) error {
 	return err
 }
 
-// removals are directories in which entries were removed, to sync each once. It is in a context of the sweep.
-type removals struct {
-	mu   sync.Mutex
-	dirs map[string]bool
-}
-
 type removalsKey struct{}
 
-// WithRemovals returns a context for removals that need not be durable one by one. They are when sync returns.
-func WithRemovals(ctx context.Context) (grouped context.Context, sync func() error) {
-	r := &removals{dirs: map[string]bool{}}
-	return context.WithValue(ctx, removalsKey{}, r), r.sync
-}
-
-func (r *removals) add(dir string) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.dirs[dir] = true
-}
-
-func (r *removals) sync() error {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	for dir := range r.dirs {
-		if err := ignoreMissingFile(syncPath(dir)); err != nil {
-			return err
-		}
+// WithRemovals returns a context for removals that need not be durable one by one. They are when flush returns, which
+// syncs each directory once.
+func WithRemovals(ctx context.Context) (grouped context.Context, flush func() error) {
+	var mu sync.Mutex
+	dirs := map[string]bool{}
+	removed := func(dir string) {
+		mu.Lock()
+		defer mu.Unlock()
+		dirs[dir] = true
 	}
-	clear(r.dirs)
-	return nil
+	return context.WithValue(ctx, removalsKey{}, removed), func() error {
+		mu.Lock()
+		defer mu.Unlock()
+		for dir := range dirs {
+			if err := ignoreMissingFile(syncPath(dir)); err != nil {
+				return err
+			}
+		}
+		clear(dirs)
+		return nil
+	}
 }

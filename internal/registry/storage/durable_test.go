@@ -4,6 +4,7 @@ import (
 	"errors"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -11,15 +12,21 @@ import (
 
 	"github.com/distribution/distribution/v3/configuration"
 	storagedriver "github.com/distribution/distribution/v3/registry/storage/driver"
+	"github.com/distribution/distribution/v3/registry/storage/driver/base"
 )
 
-func openDurable(t *testing.T, root string) *durableDriver {
+type opened struct {
+	storagedriver.StorageDriver
+	files *durableFiles
+}
+
+func openDurable(t *testing.T, root string) opened {
 	t.Helper()
 	driver, err := Open(t.Context(), configuration.Storage{DriverFilesystem: {"rootdirectory": root}})
 	if err != nil {
 		t.Fatal(err)
 	}
-	return driver.(*durableDriver)
+	return opened{driver, driver.(*base.Base).StorageDriver.(*durableFiles)}
 }
 
 func TestChangesAreSeenWhenTheyAreDurable(t *testing.T) {
@@ -157,19 +164,31 @@ func TestAnUploadThatBecomesABlobIsNotOpened(t *testing.T) {
 	}
 }
 
-// What is below a directory that another call has not synced yet needs that, too.
+// What is below a directory that another call has not synced yet needs that, too, also if that call has failed.
 func TestDirectoriesInProgressAreSynced(t *testing.T) {
 	t.Parallel()
 	root := t.TempDir()
 	driver := openDurable(t, root)
-	for _, dir := range []string{"x/_layers/1", "x/_layers/2"} {
-		made, err := driver.files.makeParents(filepath.Join(root, dir, "link"), true)
-		if err != nil {
-			t.Fatal(err)
+	for _, tt := range []struct {
+		file string
+		sync bool
+		want []string
+	}{
+		{"x/_layers/1/link", false, []string{"x", "x/_layers", "x/_layers/1"}},
+		{"x/_layers/2/link", true, []string{"x", "x/_layers", "x/_layers/2"}},
+		{"x/_layers/1/link", true, []string{"x/_layers/1"}},
+		{"x/_layers/1/link", true, nil},
+	} {
+		made, err := driver.files.makeParents(filepath.Join(root, tt.file), true)
+		if err == nil && tt.sync {
+			err = driver.files.syncMade(made)
 		}
-		want := []string{filepath.Join(root, "x"), filepath.Join(root, "x/_layers"), filepath.Join(root, dir)}
-		if slices.Sort(made.made); !slices.Equal(made.made, want) {
-			t.Errorf("%s relies on %q, want %q", dir, made.made, want)
+		var got []string
+		for _, dir := range made {
+			got = append(got, strings.TrimPrefix(dir.path, root+"/"))
+		}
+		if !slices.Equal(got, tt.want) || err != nil {
+			t.Errorf("%s relies on %q, want %q; %v", tt.file, got, tt.want, err)
 		}
 	}
 }

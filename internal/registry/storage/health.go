@@ -1,6 +1,7 @@
 package storage
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -8,6 +9,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/aws/aws-sdk-go/aws/awserr"
 	"github.com/distribution/distribution/v3/configuration"
 	storagedriver "github.com/distribution/distribution/v3/registry/storage/driver"
 
@@ -22,8 +24,7 @@ const (
 	defaultHealthThreshold = 3
 )
 
-// Health checks at intervals that the storage responds. Hanging counts as failing: the time since the last
-// success decides.
+// Health checks at intervals that the storage responds. Hanging is failing: the time since the last success decides.
 //
 // It does not write. A full volume calls for an alert; failing readiness would stop pulls too.
 type Health struct {
@@ -38,24 +39,13 @@ type Health struct {
 	failure atomic.Pointer[error]     // of the last check; nil if it succeeded
 }
 
-func NewHealth(
-	config *configuration.Configuration, driver storagedriver.StorageDriver, log *slog.Logger,
-) *Health {
-	interval, threshold := config.Health.StorageDriver.Interval, config.Health.StorageDriver.Threshold
-	if interval <= 0 {
-		interval = defaultHealthInterval
-	}
-	if threshold <= 0 {
-		threshold = defaultHealthThreshold
-	}
+func NewHealth(config *configuration.Configuration, driver storagedriver.StorageDriver, log *slog.Logger) *Health {
+	interval := cmp.Or(max(config.Health.StorageDriver.Interval, 0), defaultHealthInterval)
+	threshold := cmp.Or(max(config.Health.StorageDriver.Threshold, 0), defaultHealthThreshold)
 	root, _ := FilesystemRoot(config.Storage)
 	return &Health{
-		driver:   driver,
-		storage:  config.Storage,
-		root:     root,
-		Interval: interval,
-		tolerate: time.Duration(threshold) * interval,
-		log:      log,
+		driver: driver, storage: config.Storage, root: root, log: log,
+		Interval: interval, tolerate: time.Duration(threshold) * interval,
 	}
 }
 
@@ -105,4 +95,38 @@ func (h *Health) Err(now time.Time) error {
 		return errors.New("storage: not checked yet")
 	}
 	return fmt.Errorf("storage: no response for %s", now.Sub(*success).Round(time.Second))
+}
+
+// explain adds to an error of S3 that a configuration causes where that is and what to do.
+func explain(storage configuration.Storage, err error) error {
+	var driverError storagedriver.Error
+	if !errors.As(err, &driverError) {
+		return err
+	}
+	failure, ok := errors.AsType[awserr.Error](driverError.Detail)
+	if !ok {
+		return err
+	}
+	const keys = "correct the keys and their rights, and restart the registry, which reads keys at its start"
+	advice := map[string]string{
+		"NoSuchBucket":          "create the bucket, or correct storage.s3.bucket",
+		"InvalidAccessKeyId":    keys,
+		"SignatureDoesNotMatch": keys,
+		"AccessDenied":          keys,
+		"Forbidden":             keys,
+		"NoCredentialProviders": "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (in the chart: " +
+			"registry.storage.s3.existingSecret), or give the pod an identity",
+		"RequestError": "check storage.s3.regionendpoint, the network, and for a private CA AWS_CA_BUNDLE (in the chart: " +
+			"registry.storage.s3.caSecret)",
+	}[failure.Code()]
+	if advice == "" {
+		return err
+	}
+	reason := failure.Message()
+	if cause := failure.OrigErr(); cause != nil {
+		reason = cause.Error()
+	}
+	parameters := storage.Parameters()
+	return fmt.Errorf("storage.s3: bucket %v at %v: %s: %s: %s", parameters["bucket"],
+		cmp.Or(parameters["regionendpoint"], parameters["region"]), failure.Code(), reason, advice)
 }

@@ -8,7 +8,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/distribution/distribution/v3"
 	storagedriver "github.com/distribution/distribution/v3/registry/storage/driver"
 	"github.com/opencontainers/go-digest"
 )
@@ -20,17 +19,15 @@ const (
 	BlobsPath        = RootPath + "/blobs"
 )
 
-// The paths that garbage collection needs. The first group of those in repositories is the repository;
-// digests are two groups, algorithm and encoded; the second group of CurrentLink and HistoryLink is the tag.
+// The paths that an inventory needs. The first group of those in repositories is the repository; digests are two
+// groups, algorithm and encoded. The second group of CurrentLink is the tag. That of NamedLink says what is linked, and
+// its third is a tag that refers to it, or once did.
 var (
-	RevisionLink = regexp.MustCompile(`^` + RepositoriesPath + `/(.+)/_manifests/revisions/([^/]+)/([^/]+)/link$`)
-	CurrentLink  = regexp.MustCompile(`^` + RepositoriesPath + `/(.+)/_manifests/tags/([^/]+)/current/link$`)
-	HistoryLink  = regexp.MustCompile(`^` + RepositoriesPath + `/(.+)/_manifests/tags/([^/]+)/index/([^/]+)/([^/]+)/link$`)
-	LayerLink    = regexp.MustCompile(`^` + RepositoriesPath + `/(.+)/_layers/([^/]+)/([^/]+)/link$`)
-	DigestLink   = regexp.MustCompile(`^` + BlobsPath + `/([^/]+)/[^/]+/([^/]+)/link$`)
-	BackLink     = regexp.MustCompile(
-		`^` + RepositoriesPath + `/(.+)/(?:_referrers|_indexes)/[^/]+/[^/]+/([^/]+)/([^/]+)/descriptor\.json$`)
-	BlobData = regexp.MustCompile(`^` + BlobsPath + `/([^/]+)/[^/]+/([^/]+)/data$`)
+	CurrentLink = regexp.MustCompile(`^` + RepositoriesPath + `/(.+)/_manifests/tags/([^/]+)/current/link$`)
+	NamedLink   = regexp.MustCompile(`^` + RepositoriesPath + `/(.+)/(_layers|_manifests/revisions|` +
+		`_manifests/tags/([^/]+)/index|(?:_referrers|_indexes)/[^/]+/[^/]+)/([^/]+)/([^/]+)/(?:link|descriptor\.json)$`)
+	BlobData   = regexp.MustCompile(`^` + BlobsPath + `/([^/]+)/[^/]+/([^/]+)/data$`)
+	DigestLink = regexp.MustCompile(`^` + BlobsPath + `/([^/]+)/[^/]+/([^/]+)/link$`)
 )
 
 // TagPath is the path of the link that is a tag.
@@ -50,9 +47,7 @@ func TagsDir(repository string) string {
 }
 
 // DigestLinkPath is the path of the link from a digest other than SHA-256 to the SHA-256 digest.
-func DigestLinkPath(d digest.Digest) string {
-	return blobDir(d) + "/link"
-}
+func DigestLinkPath(d digest.Digest) string { return blobDir(d) + "/link" }
 
 // LayerPath and RevisionPath are the paths of links that make a blob or a manifest part of a repository.
 func LayerPath(repository string, d digest.Digest) string {
@@ -76,14 +71,10 @@ func RevisionsDir(repository string) string {
 func DigestPath(d digest.Digest) string { return d.Algorithm().String() + "/" + d.Encoded() }
 
 // BlobPath is the path of a blob's data.
-func BlobPath(d digest.Digest) string {
-	return blobDir(d) + "/data"
-}
+func BlobPath(d digest.Digest) string { return blobDir(d) + "/data" }
 
 // SizePath is the path of the record of a blob's size.
-func SizePath(d digest.Digest) string {
-	return blobDir(d) + "/size.json"
-}
+func SizePath(d digest.Digest) string { return blobDir(d) + "/size.json" }
 
 func blobDir(d digest.Digest) string {
 	return BlobsPath + "/" + d.Algorithm().String() + "/" + d.Encoded()[:2] + "/" + d.Encoded()
@@ -129,13 +120,11 @@ func WriteJSON(ctx context.Context, driver storagedriver.StorageDriver, path str
 	return driver.PutContent(ctx, path, content)
 }
 
+// ReadLink returns the digest in a link, or a [distribution.ErrBlobUnknown].
 func ReadLink(ctx context.Context, driver storagedriver.StorageDriver, path string) (digest.Digest, error) {
 	content, err := driver.GetContent(ctx, path)
-	if IsNotFound(err) {
-		return "", distribution.ErrBlobUnknown
-	}
 	if err != nil {
-		return "", err
+		return "", AsUnknown(err)
 	}
 	d, err := digest.Parse(strings.TrimSpace(string(content)))
 	if err != nil {

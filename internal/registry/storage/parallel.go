@@ -14,31 +14,32 @@ const (
 	ManifestConcurrency = 4
 )
 
-// InOrder does the same as InParallel, and returns the results in the same order.
+// Each calls do for each number below n, for at most atOnce of them at a time. It returns the first error.
+func Each(ctx context.Context, n, atOnce int, do func(context.Context, int) error) error {
+	group, running := errgroup.WithContext(ctx)
+	group.SetLimit(atOnce)
+	for i := range n {
+		if running.Err() != nil {
+			break
+		}
+		group.Go(func() error { return do(running, i) })
+	}
+	return cmp.Or(group.Wait(), ctx.Err())
+}
+
+// InParallel does that with items.
+func InParallel[T any](ctx context.Context, items []T, atOnce int, do func(context.Context, T) error) error {
+	return Each(ctx, len(items), atOnce, func(ctx context.Context, i int) error { return do(ctx, items[i]) })
+}
+
+// InOrder does that, too, and returns the results in the order of the items.
 func InOrder[T, R any](
 	ctx context.Context, items []T, atOnce int, do func(context.Context, T) (R, error),
 ) ([]R, error) {
 	results := make([]R, len(items))
-	indexes := make([]int, len(items))
-	for i := range indexes {
-		indexes[i] = i
-	}
-	err := InParallel(ctx, indexes, atOnce, func(ctx context.Context, i int) (err error) {
+	err := Each(ctx, len(items), atOnce, func(ctx context.Context, i int) (err error) {
 		results[i], err = do(ctx, items[i])
 		return err
 	})
 	return results, err
-}
-
-// InParallel calls do for each item, for at most atOnce of them at a time. It returns the first error.
-func InParallel[T any](ctx context.Context, items []T, atOnce int, do func(context.Context, T) error) error {
-	group, running := errgroup.WithContext(ctx)
-	group.SetLimit(atOnce)
-	for _, item := range items {
-		if running.Err() != nil {
-			break
-		}
-		group.Go(func() error { return do(running, item) })
-	}
-	return cmp.Or(group.Wait(), ctx.Err())
 }

@@ -97,12 +97,12 @@ func TestPartsOfARemovedUploadAreAborted(t *testing.T) {
 func TestAnUploadHasOneWriterAcrossProcesses(t *testing.T) {
 	t.Parallel()
 	root, ctx := t.TempDir(), t.Context()
-	process := func() *durableDriver {
+	process := func() storagedriver.StorageDriver {
 		return durable(filesystem.New(filesystem.DriverParameters{RootDirectory: root, MaxThreads: 25}), root)
 	}
 	a, b := process(), process()
 	data := UploadDir("a", "01a22515-6a77-764f-b5ea-69ef1e791ae0") + "/data"
-	write := func(d *durableDriver, extend bool, text string) storagedriver.FileWriter {
+	write := func(d storagedriver.StorageDriver, extend bool, text string) storagedriver.FileWriter {
 		t.Helper()
 		w, err := d.Writer(ctx, data, extend)
 		if err == nil {

@@ -10,13 +10,10 @@ import (
 	"github.com/opencontainers/go-digest"
 )
 
-// WalkFiles visits the files below root, which may be missing, apart from unfinished uploads. Tags, and
-// with them directories, may be deleted meanwhile. Drivers that list one directory after another abort
-// their walk when one is missing, and everything after it would look like garbage. S3 has no
-// directories and is listed as a whole.
-func WalkFiles(
-	ctx context.Context, driver storagedriver.StorageDriver, root string, visit storagedriver.WalkFn,
-) error {
+// WalkFiles visits the files below root, which may be missing, apart from unfinished uploads. Tags, and with them
+// directories, may be deleted meanwhile. Drivers that list one directory after another abort their walk when one is
+// missing, and everything after it would look like garbage. S3 has no directories and is listed as a whole.
+func WalkFiles(ctx context.Context, driver storagedriver.StorageDriver, root string, visit storagedriver.WalkFn) error {
 	visitFile := func(info storagedriver.FileInfo) error {
 		switch {
 		case ctx.Err() != nil:

@@ -7,7 +7,6 @@ import (
 	"crypto/sha256"
 	"errors"
 	"fmt"
-	"github.com/zarf-dev/zarf-registry/internal/net/mounted"
 	"io/fs"
 	"maps"
 	"slices"
@@ -15,6 +14,8 @@ import (
 	"sync/atomic"
 
 	"golang.org/x/crypto/bcrypt"
+
+	"github.com/zarf-dev/zarf-registry/internal/net/mounted"
 )
 
 // userTable is one generation of the files.
@@ -34,8 +35,7 @@ type userSet struct {
 	dummy *User
 }
 
-// newUserSet returns the users of the existing files. If a name is in two files, which can happen only when the first
-// one changes, the first one takes precedence.
+// newUserSet returns the users of the existing files. While files change, a name may be in two: the first counts.
 func newUserSet(dummy *User, files ...*userFile) (s userSet, err error) {
 	s.users = map[string]*User{}
 	cost := 0
@@ -57,8 +57,7 @@ func (t *userTable) of(exposed bool) userSet {
 	return t.inside
 }
 
-// userFile is one generation of one file. It is immutable apart from its users' caches, whose entries
-// thus end with it.
+// userFile is one generation of one file, with which its users' caches end. It is immutable apart from these.
 type userFile struct {
 	users map[string]*User
 	cost  int // the highest of its hashes
@@ -90,8 +89,7 @@ func (u *User) withCost(cost int) (*User, error) {
 	return &User{hash: hash, cost: cost}, nil
 }
 
-// loadUsers reads a file. If it has not changed, it returns old. Users whose hash has not changed keep
-// their caches.
+// loadUsers reads a file. If it has not changed, it returns old. Users whose hash has not changed keep their caches.
 func loadUsers(path string, has Role, old *userFile) (*userFile, error) {
 	data, err := mounted.ReadFile(path)
 	if err != nil {
@@ -127,8 +125,7 @@ func seedOf(data []byte) [sha256.Size]byte {
 	return [sha256.Size]byte(mac.Sum(nil))
 }
 
-// parseUsers parses an htpasswd file: each line is USER:HASH, empty or a comment. Errors contain the line number
-// and never the line.
+// parseUsers parses lines: USER:HASH, empty or a comment. Errors contain the line number and never the line.
 func parseUsers(data []byte, has Role) (*userFile, error) {
 	file := &userFile{users: map[string]*User{}}
 	for i, line := range strings.Split(string(data), "\n") {
@@ -169,11 +166,11 @@ func parseUser(line string, has Role) (string, *User, error) {
 }
 
 // loadPullUsers reads an optional file of users who may only pull. If the file is invalid, it returns old.
-func (t *userTable) loadPullUsers(path string, has Role, old *userFile) (*userFile, error) {
+func (t *userTable) loadPullUsers(path string, old *userFile) (*userFile, error) {
 	if path == "" {
 		return nil, nil
 	}
-	file, err := loadUsers(path, has, old)
+	file, err := loadUsers(path, RolePull, old)
 	if err == nil {
 		err = t.collision(path, file)
 	}
@@ -186,8 +183,7 @@ func (t *userTable) loadPullUsers(path string, has Role, old *userFile) (*userFi
 	return file, nil
 }
 
-// collision returns an error if a user of the file is already in a file that takes precedence: a name
-// cannot have two passwords.
+// collision returns an error if a user of the file is already in one that takes precedence.
 func (t *userTable) collision(path string, file *userFile) error {
 	for _, name := range slices.Sorted(maps.Keys(file.users)) { // sorted, so that the error is stable
 		switch {

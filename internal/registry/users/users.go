@@ -26,16 +26,13 @@ import (
 )
 
 const (
-	// credentialInterval is how often the htpasswd files are read. It is short because switching modes waits
-	// for it.
+	// credentialInterval is how often the htpasswd files are read. It is short because switching modes waits for it.
 	credentialInterval = time.Second
-	// maxCost is the maximum bcrypt cost. Each step doubles the time: 14 takes about a second, and a typo
-	// such as 31 would take days.
+	// maxCost is the maximum bcrypt cost, which takes about a second. A typo such as 31 would take days.
 	maxCost = 14
 	// hashLength is the length of every bcrypt hash: $2y$, cost, $, salt and hash.
 	hashLength = 60
-	// maxPassword is how many bytes of a password bcrypt uses. A longer password would be accepted with any
-	// suffix.
+	// maxPassword is how many bytes of a password bcrypt uses. A longer password would be accepted with any suffix.
 	maxPassword = 72
 )
 
@@ -45,17 +42,13 @@ type Role int
 const (
 	RoleNone Role = iota // no valid credential
 	RolePull
-	// roleExternal may only pull, from outside the cluster.
-	roleExternal
 	RolePush
 )
 
-// Users verifies user names and passwords against htpasswd files, which it reloads when they
-// change. All methods are safe for concurrent use.
+// Users verifies users against htpasswd files, which it reloads when they change. It is safe for concurrent use.
 //
-// The file of users who may push is required. The file of users who may only pull, and the file of users
-// who may only pull from outside the cluster, may appear and disappear. If a new version of a file is
-// invalid, its previous users stay in force.
+// The file of users who may push is required. The files of users who may only pull may appear and disappear. If a new
+// version of a file is invalid, its previous users stay in force.
 //
 // bcrypt is slow, so that a stolen file is of little use. To keep this from slowing down a push of a
 // thousand requests, each user caches the last password that matched, as an HMAC under a random key of
@@ -110,17 +103,11 @@ func (r CheckResult) String() string {
 	return [...]string{"cached", "matched", "refused", "busy"}[r]
 }
 
-// Open reads the files for the first time. The push file must be valid; errors in the others
-// are only logged. An empty pull or exposed means no such file.
+// Open reads the files. That of push must be valid; errors in others are only logged, and they may have no path.
 func Open(log *slog.Logger, push, pull, exposed string) (*Users, error) {
 	c := &Users{
-		push:     push,
-		pull:     pull,
-		exposed:  exposed,
-		Interval: credentialInterval,
-		Now:      time.Now,
-		log:      log,
-		running:  map[runningKey]*check{},
+		Interval: credentialInterval, Now: time.Now,
+		push: push, pull: pull, exposed: exposed, log: log, running: map[runningKey]*check{},
 	}
 	c.budgets = &budgets{now: func() time.Time { return c.Now() }, all: map[budgetKey]*budget{}}
 	_, _ = rand.Read(c.key[:]) // never fails
@@ -158,16 +145,15 @@ func (c *Users) logReload(changed bool, err error) {
 	}
 }
 
-// reload reads the files and activates the valid ones. It may return both changed and an error, for
-// different files.
+// reload reads the files and activates the valid ones. It may return both changed and an error, for different files.
 func (c *Users) reload() (changed bool, err error) {
 	old, next := cmp.Or(c.current.Load(), &userTable{}), &userTable{}
 	var pushErr, pullErr, exposedErr error
 	if next.push, pushErr = loadUsers(c.push, RolePush, old.push); pushErr != nil {
 		next.push = old.push
 	}
-	next.pull, pullErr = next.loadPullUsers(c.pull, RolePull, old.pull)
-	next.exposed, exposedErr = next.loadPullUsers(c.exposed, roleExternal, old.exposed)
+	next.pull, pullErr = next.loadPullUsers(c.pull, old.pull)
+	next.exposed, exposedErr = next.loadPullUsers(c.exposed, old.exposed)
 	if err = errors.Join(pushErr, pullErr, exposedErr); err != nil {
 		c.ReloadErrors.Add(1)
 	}
@@ -255,8 +241,7 @@ func (c *Users) compare(from Origin, name, password string, u *User, mac passwor
 			spent.user.lane <- struct{}{}
 			defer func() { <-spent.user.lane }()
 		}
-		// bcrypt repeats short passwords, with a zero byte, and truncates long ones: more than one password
-		// would match.
+		// bcrypt repeats short passwords, with a zero byte, and truncates long ones: more than one password would match.
 		running.matched = bcrypt.CompareHashAndPassword(u.hash, []byte(password)) == nil && name != "" &&
 			len(password) <= maxPassword && !strings.ContainsRune(password, 0)
 		if running.matched {
@@ -303,8 +288,7 @@ func (c *Users) Loaded() *loaded.Credentials {
 	return report
 }
 
-// Known reports whether name is a user of a listener. Only known names may be logged, because people type
-// passwords into the wrong field.
+// Known reports whether name is a user of a listener. No others are logged: people type passwords into the wrong field.
 func (c *Users) Known(from Origin, name string) bool {
 	return c.current.Load().of(from.Exposed).users[name] != nil
 }

@@ -31,12 +31,8 @@ var errNoSpace = errorCodeFull.WithMessage("the file system of the storage has n
 func (s *Space) Limit(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		to := request.TargetOf(r)
-		switch r.Method {
-		case http.MethodPost, http.MethodPatch, http.MethodPut:
-		default:
-			to = request.Target{}
-		}
-		if !to.Upload && to.Manifest == "" {
+		pushes := r.Method == http.MethodPost || r.Method == http.MethodPatch || r.Method == http.MethodPut
+		if !pushes || !to.Upload && to.Manifest == "" {
 			next.ServeHTTP(w, r)
 			return
 		}
@@ -56,8 +52,7 @@ func (s *Space) Limit(next http.Handler) http.Handler {
 	})
 }
 
-// cancelUpload removes the upload that a request continues. Otherwise it would occupy full storage until it is purged,
-// because few clients cancel it, and garbage collection keeps it.
+// cancelUpload removes the upload that a request continues: few clients do, and until a purge it would occupy space.
 func cancelUpload(next http.Handler, r *http.Request) {
 	r = r.Clone(r.Context())
 	r.Method, r.Body, r.ContentLength = http.MethodDelete, http.NoBody, 0

@@ -1,4 +1,4 @@
-package audit
+package request
 
 import (
 	"bytes"
@@ -7,20 +7,19 @@ import (
 	"testing"
 
 	"github.com/zarf-dev/zarf-registry/internal/logging"
-	"github.com/zarf-dev/zarf-registry/internal/registry/request"
 )
 
 func TestTextLinesCannotBeForged(t *testing.T) {
 	t.Parallel()
 	const forged = "x\r\n" + `{"level":"INFO","msg":"audit","action":"push"}` + "\nlevel=INFO msg=audit action=push"
 	var text bytes.Buffer
-	who := &request.Caller{Listener: "tls", Remote: forged, User: forged, Certificate: forged}
+	who := &Caller{Listener: "tls", Remote: forged, User: forged, Certificate: forged}
 	log, err := (&logging.Options{Format: "text"}).New(&text)
 	if err != nil {
 		t.Fatal(err)
 	}
-	r := request.With(httptest.NewRequest("PUT", "/", nil), request.Target{}, who)
-	Log(r.Context(), log, ActionPush, "a", forged, forged)
+	r := With(httptest.NewRequest("PUT", "/", nil), Target{}, who)
+	Audit(r.Context(), log, ActionPush, "a", forged, forged)
 	if got := strings.Count(text.String(), "\n"); got != 1 {
 		t.Errorf("%d lines in the text format: %s", got, text.String())
 	}

@@ -1,19 +1,22 @@
 package registry
 
 import (
+	"bytes"
 	"context"
 	"io"
 	"log/slog"
 	"maps"
 	"net/http"
+	"os"
+	"runtime/debug"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/sirupsen/logrus"
 )
 
-// RouteLogs sends distribution's logs to log. Distribution uses a logger that is global to the process;
-// call RouteLogs once, before anything else.
+// RouteLogs sends distribution's logs, which are global to the process, to log. Call it once, before anything else.
 //
 // Distribution's information is logged at debug level, because the front end logs one line per request
 // itself; so are errors that are only responses to clients, such as an unknown blob.
@@ -63,8 +66,7 @@ func (h logHook) Fire(entry *logrus.Entry) error {
 	return nil
 }
 
-// serverLog receives net/http's logs. Connections that end before their handshake are usual for probes
-// and port scans, and are logged at debug level.
+// serverLog receives net/http's logs. Handshakes that probes and port scans abort are logged at debug level.
 type serverLog struct {
 	log      *slog.Logger
 	listener string
@@ -78,4 +80,25 @@ func (l serverLog) Write(line []byte) (int, error) {
 	}
 	l.log.Log(context.Background(), level, "connection failed", "listener", l.listener, "error", text)
 	return len(line), nil
+}
+
+// memoryLimit is the file with the memory limit of the cgroup of a container.
+const memoryLimit = "/sys/fs/cgroup/memory.max"
+
+// LimitMemory makes Go return memory before the limit of the pod is reached; a tenth is left to the kernel. Less
+// garbage than usual remains, because an inventory of a million blobs is most of the memory.
+func LimitMemory() {
+	if os.Getenv("GOGC") == "" {
+		debug.SetGCPercent(25)
+	}
+	if os.Getenv("GOMEMLIMIT") != "" {
+		return
+	}
+	text, err := os.ReadFile(memoryLimit)
+	if err != nil {
+		return // no cgroup v2
+	}
+	if limit, err := strconv.ParseInt(string(bytes.TrimSpace(text)), 10, 64); err == nil { // otherwise it is "max"
+		debug.SetMemoryLimit(limit / 10 * 9)
+	}
 }

@@ -4,16 +4,17 @@ import (
 	"fmt"
 	"net/http"
 	"net/url"
+	"slices"
 	"strings"
 	"sync"
 
 	"github.com/opencontainers/go-digest"
 
 	"github.com/zarf-dev/zarf-registry/internal/registry/request"
+	"github.com/zarf-dev/zarf-registry/internal/registry/storage"
 )
 
-// commits are the uploads that are being finished, which on S3 takes minutes for a large blob. It goes on when the
-// client has disconnected. The zero value is empty.
+// commits are the uploads that are being finished, which goes on without their clients. The zero value is empty.
 type commits struct {
 	mu       sync.Mutex
 	running  map[string]*commit       // by the path of the upload
@@ -113,13 +114,7 @@ func (s *Registry) continueUpload(w http.ResponseWriter, r *http.Request, to req
 	return nil
 }
 
-func isSinglePost(r *http.Request) bool {
-	query := r.URL.Query()
-	return query.Get("digest") != "" && !query.Has("mount") // a mount is left to distribution
-}
-
-// uploadAtOnce serves uploads in a single POST (OCI distribution spec, "Single POST"), for which distribution begins an
-// upload and ignores the content.
+// uploadAtOnce serves uploads in a single POST (OCI distribution spec, "Single POST"), which distribution lacks.
 func (s *Registry) uploadAtOnce(w http.ResponseWriter, r *http.Request) error {
 	begin := r.Clone(r.Context())
 	begin.URL.RawQuery = ""
@@ -136,4 +131,41 @@ func (s *Registry) uploadAtOnce(w http.ResponseWriter, r *http.Request) error {
 	d := url.Values{"digest": {r.URL.Query().Get("digest")}}
 	finish.URL.RawQuery = strings.TrimPrefix(location.RawQuery+"&"+d.Encode(), "&")
 	return s.continueUpload(w, finish, request.TargetOf(r))
+}
+
+// beginUpload begins an upload, or mounts the blob that the client names (OCI distribution spec 1.1, "Mounting a blob
+// from another repository") from any repository, because clients that may push to one may read all of them.
+//
+// What a collection would refuse is refused before it is sent. An invalid digest is left to distribution.
+func (s *Registry) beginUpload(w http.ResponseWriter, r *http.Request, to request.Target) error {
+	d, err := digest.Parse(r.URL.Query().Get("mount"))
+	if err != nil || s.readOnly {
+		s.distribute(w, r)
+		return nil
+	}
+	if err := s.collector.AdmitBlob(r.Context(), d); err != nil {
+		return err
+	}
+	stored, found := s.collector.Stored(r.Context(), d)
+	if !found {
+		// Distribution would mount what the other repository has a link to, even if a collection has removed it.
+		r = r.Clone(r.Context())
+		r.URL.RawQuery = ""
+		s.distribute(w, r)
+		return nil
+	}
+	for _, name := range slices.Compact([]digest.Digest{stored, d}) {
+		if err := s.Link(r.Context(), storage.LayerPath(to.Repository, name), stored); err != nil {
+			return err
+		}
+	}
+	blobCreated(w, to.Repository, d)
+	return nil
+}
+
+// blobCreated responds that a repository has a blob.
+func blobCreated(w http.ResponseWriter, repository string, d digest.Digest) {
+	w.Header().Set("Docker-Content-Digest", d.String())
+	w.Header().Set("Location", "/v2/"+repository+"/blobs/"+d.String())
+	w.WriteHeader(http.StatusCreated)
 }
