@@ -112,6 +112,24 @@ func (w *world) controlPlaneWorks(t *testing.T) {
 	}
 }
 
+// controlPlaneStays waits until the API server has answered for a while: the kubelet of another version restarts the
+// control plane, seconds after its node is ready, and an API server that starts forbids requests at first.
+func (w *world) controlPlaneStays(t *testing.T) {
+	t.Helper()
+	begin := time.Now()
+	eventually(t, "the API server to answer for 30 s", func() error {
+		_, err := w.client.CoreV1().Pods(w.namespace).List(t.Context(), metav1.ListOptions{ResourceVersion: "0"})
+		switch {
+		case err != nil:
+			begin = time.Now()
+		case time.Since(begin) < 30*time.Second:
+			err = fmt.Errorf("since %s", time.Since(begin))
+		}
+		return err
+	})
+	w.controlPlaneWorks(t)
+}
+
 // resets removes a node from the cluster and joins it again, as kubeadm's documentation says.
 func (w *world) resets(t *testing.T, node string) {
 	w.kubectlRun(t, "drain", node, "--ignore-daemonsets", "--delete-emptydir-data", "--timeout=3m")
@@ -165,6 +183,7 @@ func (w *world) upgradesNode(t *testing.T, node string) {
 	w.kubectlRun(t, "drain", node, "--ignore-daemonsets", "--delete-emptydir-data", "--timeout=3m")
 	w.shell(t, node, "systemctl daemon-reload && systemctl restart kubelet")
 	w.nodeIs(t, node, kubeadmTo)
+	w.controlPlaneStays(t)
 	w.kubectlRun(t, "uncordon", node)
 	w.waitForRegistry(t, "")
 }
