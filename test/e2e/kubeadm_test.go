@@ -62,6 +62,11 @@ func TestKubeadm(t *testing.T) {
 		w.pullEverywhere(t, image)
 		w.isHealthy(t)
 	})
+	must(t, "the nodes get programs and images of the next version", func(t *testing.T) {
+		for _, node := range w.nodes { // kubeadm upgrades kube-proxy on all nodes with the first
+			run(t, w.testcluster, "install-kubernetes", "--name", w.name, node, "--kubernetes", kubeadmTo)
+		}
+	})
 	for _, node := range w.nodes {
 		accept := nothingFails
 		if w.pods(t, "registry")[0].Spec.NodeName == node {
@@ -173,7 +178,6 @@ func (w *world) startedSince(t *testing.T, node string, begin time.Time) error {
 // upgradesNode upgrades a node, as kubeadm's documentation says.
 func (w *world) upgradesNode(t *testing.T, node string) {
 	const ignored = "--ignore-preflight-errors=SystemVerification" // of cgroup version 1
-	run(t, w.testcluster, "install-kubernetes", "--name", w.name, node, "--kubernetes", kubeadmTo)
 	if node == "n1" {
 		w.shell(t, node, `kubeadm upgrade apply --yes "$(kubeadm version --output=short)" "$1"`, ignored)
 		w.controlPlaneWorks(t)
