@@ -179,8 +179,9 @@ bundle: ## Pack the bundle of a release again, with the signature of its checksu
 rehearse: $(TESTCLUSTER) $(HELM) ## Rehearse a release of HEAD without internet, onto a test cluster (docs/dev/release.md)
 	@hack/deps.sh build cross cluster rehearse
 	$(call TOOLS,cosign crane kubectl oras)
-	@# Downloads what the build needs.
-	GOTOOLCHAIN=$$(sed -n 's/^toolchain //p' go.mod) go mod download
+	@# What it needs from the internet.
+	export GOTOOLCHAIN=$$(sed -n 's/^toolchain //p' go.mod) && go mod download && \
+	  go run "$$(sed -n 's/.*sbomTool = "\(.*\)"/\1/p' tools/release/sbom.go)" version
 	hack/rehearse.sh
 
 ##@ Check

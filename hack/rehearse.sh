@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Rehearses a release of HEAD, without internet and GitHub, in dist/rehearsal: hack/rehearse.sh [builds|upgrades]
-# builds    tags, builds twice, the second time without Go's build cache, compares, signs with a key, publishes to a
-#           registry of its own, verifies, and builds a next version with another proxy.
+# builds    tags, builds twice, the second time with an empty build cache or that of REHEARSE_CACHE, compares, signs with
+#           a key, publishes to a registry of its own, verifies, and builds a next version with another proxy.
 # upgrades  installs from the bundle on a test cluster, and upgrades to the next version while nodes pull.
 # Commands of docs/dev/release.md and docs/guide are those of the pages' blocks. Only what needs GitHub is replaced: the
 # signer by a key, ghcr.io by the registry, and nothing runs gh. Needs the tools that make rehearse builds.
@@ -16,7 +16,8 @@ version=$(sed -n 's/^version: //p' charts/zarf-registry/Chart.yaml)
 next=${version%.*}.$((${version##*.} + 1))
 programs=$root/bin
 for tool in cosign crane kubectl oras; do programs+=:$(dirname "$("$root/bin/testcluster" tool $tool)"); done
-export PATH=$programs:$PATH GOPROXY=off COSIGN_PASSWORD=''
+GOTOOLCHAIN=$(sed -n 's/^toolchain //p' go.mod)
+export PATH=$programs:$PATH GOTOOLCHAIN GOPROXY=off COSIGN_PASSWORD=''
 key=$REHEARSAL/workstation/cosign
 
 step() { printf '\n==> %s\n' "$*"; }
@@ -54,7 +55,7 @@ builds() {
 
   cd ../again
   ln -s ../first/dist/release downloaded
-  (export GOCACHE=$REHEARSAL/cache && page dev/release.md '## Reproduce' console)
+  (export GOCACHE=${REHEARSE_CACHE:-$REHEARSAL/cache} && page dev/release.md '## Reproduce' console)
   diff --recursive --brief ../first/dist/release zarf-registry/dist/release
 
   step 'sign and publish'
@@ -83,9 +84,9 @@ builds() {
 }
 
 upgrades() {
-  local cluster=("$root/bin/testcluster" --name rehearsal) image node result pulls=$REHEARSAL/pulls
+  cluster=("$root/bin/testcluster" --name rehearsal) pulls=$REHEARSAL/pulls
   "${cluster[@]}" up --replace --nodes 2
-  trap '"${cluster[@]}" down' EXIT
+  trap 'touch "$pulls.end"; "${cluster[@]}" down' EXIT
   KUBECONFIG=$("${cluster[@]}" kubeconfig)
   export KUBECONFIG HOME=$REHEARSAL/home PATH=$REHEARSAL/home/bin:$PATH
   rm -rf "$HOME" "$pulls"*
