@@ -17,7 +17,9 @@ next=${version%.*}.$((${version##*.} + 1))
 programs=$root/bin
 for tool in cosign crane kubectl oras; do programs+=:$(dirname "$("$root/bin/testcluster" tool $tool)"); done
 GOTOOLCHAIN=$(sed -n 's/^toolchain //p' go.mod)
-export PATH=$programs:$PATH GOTOOLCHAIN GOPROXY=off COSIGN_PASSWORD=''
+export PATH=$programs:$PATH GOTOOLCHAIN GOSUMDB=off COSIGN_PASSWORD=''
+GOPROXY=file://$(go env GOMODCACHE)/cache/download
+export GOPROXY
 key=$REHEARSAL/workstation/cosign
 
 step() { printf '\n==> %s\n' "$*"; }
