@@ -19,87 +19,6 @@ const (
 	crioSocket       = "unix:///run/crio/crio.sock"
 )
 
-// TestCRIO pulls with a CRI-O on each node, beside the containerd that the cluster uses.
-func TestCRIO(t *testing.T) {
-	onlyInLongRuns(t)
-	w := ownCluster(t, "e2e-crio", layout{open: true})
-	const image = "e2e/crio:1"
-	onEachNode := func(t *testing.T, f func(t *testing.T, node string)) {
-		// An image that no node has.
-		w.push(t, w.makeArchive(t, "example.com/"+image, 8))
-		for _, node := range w.nodes {
-			t.Run(node, func(t *testing.T) {
-				w.startCRIO(t, node)
-				f(t, node)
-			})
-		}
-	}
-	pulls := func(t *testing.T, node string, flags ...string) {
-		t.Helper()
-		if out, err := w.crictlPull(t, node, crioSocket, w.address+"/"+image, flags...); err != nil {
-			t.Errorf("CRI-O of %s: crictl pull %v: %v: %s", node, flags, err, out)
-		}
-	}
-	refuses := func(t *testing.T, node string, flags ...string) {
-		t.Helper()
-		out, err := w.crictlPull(t, node, crioSocket, w.address+"/"+image, flags...)
-		if err == nil || !strings.Contains(out, "unauthorized") && !strings.Contains(out, "authentication required") {
-			t.Errorf("CRI-O of %s: crictl pull: %v, want that it is unauthorized: %s", node, err, out)
-		}
-	}
-	mirrors := func(more ...string) []string {
-		return append([]string{"--set=nodeConfig.mirrors={example.com}", "--set=nodeConfig.runtimes={containerd,crio}"},
-			more...)
-	}
-	mirrored := func(t *testing.T, node string) {
-		t.Helper()
-		if out, err := w.crictlPull(t, node, crioSocket, "example.com/"+image); err != nil {
-			t.Errorf("CRI-O of %s, from the mirror: %v: %s", node, err, out)
-		}
-	}
-
-	must(t, "install in proxy mode, with mirrors", func(t *testing.T) {
-		w.apply(t, mirrors(proxyMode)...)
-		w.isIn(t, state.ModeProxy, state.SourceValue)
-	})
-	throughProxy := func(t *testing.T) {
-		user, password := w.credential(t, "-credentials")
-		onEachNode(t, func(t *testing.T, node string) {
-			pulls(t, node)
-			pulls(t, node, "--creds", user+":"+password)
-			mirrored(t, node)
-		})
-	}
-	must(t, "then CRI-O pulls through the proxy of its node, over plain HTTP", throughProxy)
-	must(t, "upgrade to proxies that serve TLS", func(t *testing.T) {
-		w.apply(t, mirrors("--set=proxy.tls=always")...)
-	})
-	must(t, "then CRI-O pulls over TLS", throughProxy)
-	must(t, "upgrade to nodeport mode", func(t *testing.T) {
-		w.helmChart(t, "upgrade", nodePortMode)
-		w.isIn(t, state.ModeNodePort, state.SourceValue)
-	})
-	must(t, "then CRI-O pulls with the pull credential only", func(t *testing.T) {
-		user, password := w.credential(t, "-pull")
-		onEachNode(t, func(t *testing.T, node string) {
-			refuses(t, node)
-			refuses(t, node, "--creds", user+":wrong")
-			pulls(t, node, "--creds", user+":"+password)
-		})
-	})
-	must(t, "upgrade to anonymous pulls from the node port", func(t *testing.T) {
-		w.apply(t, mirrors("--set=auth.anonymousPull=true")...)
-	})
-	must(t, "then CRI-O pulls without a credential, and with one", func(t *testing.T) {
-		user, password := w.credential(t, "-pull")
-		onEachNode(t, func(t *testing.T, node string) {
-			pulls(t, node)
-			pulls(t, node, "--creds", user+":"+password)
-			mirrored(t, node)
-		})
-	})
-}
-
 // TestCRIONodes has kubelets on CRI-O: 1.34, and one that refuses plain HTTP on loopback as 1.35 does.
 func TestCRIONodes(t *testing.T) {
 	onlyInLongRuns(t)
@@ -146,6 +65,13 @@ func TestCRIONodes(t *testing.T) {
 	})
 }
 
+// crictlPull makes a container runtime of a node pull, and returns the output. Flags are those of crictl pull.
+func (w *world) crictlPull(t *testing.T, node, socket, image string, flags ...string) (string, error) {
+	t.Helper()
+	args := append([]string{"crictl", "--runtime-endpoint", socket, "pull"}, flags...)
+	return w.onNode(t, node, append(args, image)...)
+}
+
 // startCRIO runs a CRI-O with the socket crioSocket on a node until the test ends. It runs no pods.
 // Images remain on the node.
 func (w *world) startCRIO(t *testing.T, node string) {
@@ -178,13 +104,6 @@ enable_nri = false
 		}
 		return nil
 	})
-}
-
-// crictlPull makes a container runtime of a node pull, and returns the output. Flags are those of crictl pull.
-func (w *world) crictlPull(t *testing.T, node, socket, image string, flags ...string) (string, error) {
-	t.Helper()
-	args := append([]string{"crictl", "--runtime-endpoint", socket, "pull"}, flags...)
-	return w.onNode(t, node, append(args, image)...)
 }
 
 // daemon runs a program on a node until the test ends. The log shows its output if the test fails.

@@ -3,16 +3,11 @@ package e2e
 import (
 	"bytes"
 	"cmp"
-	"context"
 	"crypto/rand"
-	"crypto/tls"
-	"crypto/x509"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
-	"net"
-	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -26,8 +21,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/zarf-dev/zarf-registry/internal/cluster"
-	"github.com/zarf-dev/zarf-registry/internal/pki"
 	"github.com/zarf-dev/zarf-registry/internal/release/state"
 	"github.com/zarf-dev/zarf-registry/test/require"
 )
@@ -90,14 +83,13 @@ func TestMainJob(t *testing.T) {
 		func(t *testing.T) { testRegistryRestart(t, w) })
 	w.Run(t, "a proxy that ends delivers the responses it has written", func(t *testing.T) { testSlowClient(t, w) })
 	w.Run(t, "a client that stalls on 1000 downloads delays no other", func(t *testing.T) { testStalledDownloads(t, w) })
-	w.Run(t, "a Service that takes the port is reported", func(t *testing.T) { testPortTaken(t, w) })
+	w.Run(t, "a Service that takes the port is reported", w.portIsOurs)
 	w.Run(t, "the registry moves to a node that never ran it", func(t *testing.T) { testRegistryMoves(t, w) })
 	w.Run(t, "a node added later pulls without another run of the hook", func(t *testing.T) { testNodeAdded(t, w) })
 	w.Run(t, "the registry's node is lost", func(t *testing.T) { testRegistryNodeLost(t, w) })
 	w.Run(t, "the registry's node reboots", func(t *testing.T) { testNodeReboots(t, w) })
 	w.Run(t, "the pods expose the metrics that alerts and dashboard use", func(t *testing.T) { testMetrics(t, w, false) })
 	w.Run(t, "the proxy is reachable on its node's loopback address only", func(t *testing.T) { testReach(t, w) })
-	w.Run(t, "the registry authorizes clients", func(t *testing.T) { testAuthorization(t, w) })
 	w.Run(t, "helm upgrade without changes restarts nothing", func(t *testing.T) {
 		w.restartsNothing(t, func() { w.helmChart(t, "upgrade", proxyMode) })
 	})
@@ -408,76 +400,6 @@ func testReach(t *testing.T, w *world) {
 	}
 }
 
-// testAuthorization connects to the registry through a port-forward to its pod.
-func testAuthorization(t *testing.T, w *world) {
-	registry := w.pods(t, "registry")
-	if len(registry) != 1 {
-		t.Fatalf("there are %d registry pods", len(registry))
-	}
-	dial := func(ctx context.Context, _, _ string) (net.Conn, error) {
-		return cluster.PortForward(w.config, w.client)(ctx, &registry[0], 5000)
-	}
-	secret := func(name string) map[string][]byte {
-		s := require.Value(w.client.CoreV1().Secrets(namespace).Get(t.Context(), release+name, metav1.GetOptions{}))(t)
-		return s.Data
-	}
-	roots := x509.NewCertPool()
-	roots.AppendCertsFromPEM(secret("-node-tls")["ca.crt"])
-	certificate := func(data map[string][]byte) []tls.Certificate {
-		c := require.Value(tls.X509KeyPair(data["tls.crt"], data["tls.key"]))(t)
-		return []tls.Certificate{c}
-	}
-	foreign := require.Value(pki.NewCA("foreign", time.Now(), 0))(t)
-	stranger, err := foreign.Issue(pki.Leaf{CommonName: "stranger", Organization: pki.OrganizationPush,
-		Usages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}}, time.Now())
-	require.NoError(t, err)
-	node, push := certificate(secret("-node-tls")), certificate(secret("-push-tls"))
-	password := string(secret("-credentials")["password"])
-	const manifest, upload = "/v2/e2e/hello/manifests/1", "/v2/e2e/hello/blobs/uploads/"
-	for name, c := range map[string]struct {
-		certificates []tls.Certificate
-		method, path string
-		password     string
-		status       int // 0: the handshake is refused
-	}{
-		"no certificate": {nil, "GET", manifest, "", 0},
-		"a certificate of an unknown CA": {certificate(map[string][]byte{"tls.crt": stranger.Certificate,
-			"tls.key": stranger.Key}), "GET", manifest, "", 0},
-		"a node reads":                           {node, "GET", manifest, "", 200},
-		"a node cannot push":                     {node, "POST", upload, "", 403},
-		"a node cannot push with the credential": {node, "POST", upload, password, 403},
-		"a push without the credential":          {push, "POST", upload, "", 401},
-		"a push with a wrong credential":         {push, "POST", upload, "wrong", 401},
-		"a push with the credential":             {push, "POST", upload, password, 202},
-		"a deletion without the credential":      {push, "DELETE", manifest, "", 401},
-	} {
-		t.Run(name, func(t *testing.T) {
-			client := &http.Client{Transport: &http.Transport{
-				DialContext: dial,
-				TLSClientConfig: &tls.Config{RootCAs: roots, ServerName: release + "." + namespace + ".svc",
-					Certificates: c.certificates},
-			}, Timeout: 2 * time.Minute}
-			defer client.CloseIdleConnections()
-			request := require.Value(http.NewRequest(c.method, "https://registry"+c.path, nil))(t)
-			if c.password != "" {
-				request.SetBasicAuth("zarf-push", c.password)
-			}
-			response, err := client.Do(request)
-			if c.status == 0 {
-				if err == nil {
-					t.Errorf("the registry accepted the connection: %s", response.Status)
-				}
-				return
-			}
-			require.NoError(t, err)
-			response.Body.Close()
-			if response.StatusCode != c.status {
-				t.Errorf("status is %d, want %d", response.StatusCode, c.status)
-			}
-		})
-	}
-}
-
 // testRegistryRestart ends the registry's pod, gracefully and by force, after its Service has got another ClusterIP.
 func testRegistryRestart(t *testing.T, w *world) {
 	stop := w.pullLoop(t, "e2e/hello:1")
@@ -584,9 +506,6 @@ func testSlowClient(t *testing.T, w *world) {
 		return nil
 	})
 }
-
-// testPortTaken creates a Service with the proxies' port, which the API server must reject.
-func testPortTaken(t *testing.T, w *world) { w.portIsOurs(t) }
 
 func testRegistryMoves(t *testing.T, w *world) {
 	claim, err := w.client.CoreV1().PersistentVolumeClaims(namespace).Get(t.Context(), release, metav1.GetOptions{})

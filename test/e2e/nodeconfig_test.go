@@ -13,7 +13,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
-	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -156,19 +155,6 @@ func TestNodeConfig(t *testing.T) {
 			t.Error("status names neither the node nor the remedy")
 		}
 	})
-	must(t, "invalid configuration is refused before anything changes", func(t *testing.T) {
-		generation := w.nodeConfigGeneration(t)
-		for _, bad := range []struct{ values, want string }{
-			{fmt.Sprintf("nodeConfig:\n  k3s:\n    registries: %q\n",
-				fmt.Sprintf("configs: {x: {auth: [%s, %s]}}", v.user, v.password)), "K3s cannot read it (line 1)"},
-			{"nodeConfig: {k3s: {existingSecret: not-there}}\n", "not-there"},
-		} {
-			said.WriteString(w.helmValuesFail(t, []string{"nodeConfig", bad.want}, bad.values))
-		}
-		if now := w.nodeConfigGeneration(t); now != generation {
-			t.Errorf("the DaemonSets changed from %s to %s", generation, now)
-		}
-	})
 	must(t, "a wildcard with an exception, credentials for another registry, K3s' file, and a file overwritten by force",
 		func(t *testing.T) {
 			said.WriteString(w.helmValues(t, "upgrade", v.inline(v.previous)))
@@ -241,16 +227,6 @@ func TestNodeConfig(t *testing.T) {
 		output(t, w.command(t, w.kubectl, "label", "node", "n2", role+"-"))
 		output(t, w.command(t, w.kubectl, "-n", namespace, "rollout", "status", "daemonset", "-l",
 			"app.kubernetes.io/component=node-config", "--timeout="+patience.String()))
-	})
-	must(t, "pods that find all files as wanted write none", func(t *testing.T) {
-		files := w.nodeFiles(t, "n1")
-		output(t, w.command(t, w.kubectl, "-n", namespace, "rollout", "restart", "daemonset", "-l",
-			"app.kubernetes.io/component=node-config"))
-		output(t, w.command(t, w.kubectl, "-n", namespace, "rollout", "status", "daemonset", "-l",
-			"app.kubernetes.io/component=node-config", "--timeout="+patience.String()))
-		if now := w.nodeFiles(t, "n1"); now != files {
-			t.Errorf("the files were\n%s\nand are now\n%s", files, now)
-		}
 	})
 	must(t, "the container runtime was never restarted", func(t *testing.T) {
 		if now := w.runtimes(t); !strings.HasPrefix(now, runtimes) { // n3 is new
@@ -510,23 +486,6 @@ func (w *world) runtimes(t *testing.T) string {
 		t.Fatalf("not every node has a running container runtime: %s%s", out, errOut)
 	}
 	return strings.Join(found, "\n")
-}
-
-// nodeConfigGeneration returns the generation of the DaemonSets that configure nodes.
-func (w *world) nodeConfigGeneration(t *testing.T) string {
-	t.Helper()
-	sets, err := w.client.AppsV1().DaemonSets(namespace).List(t.Context(),
-		metav1.ListOptions{LabelSelector: "app.kubernetes.io/component=node-config"})
-	require.NoError(t, err)
-	var all []string
-	for _, set := range sets.Items {
-		all = append(all, fmt.Sprintf("%s %s %d", set.Name, set.UID, set.Generation))
-	}
-	if len(all) == 0 {
-		t.Fatal("no DaemonSet configures nodes")
-	}
-	slices.Sort(all)
-	return strings.Join(all, "\n")
 }
 
 // podLogs are the log files of all pods of the nodes, which it keeps open: the kubelet deletes them together with

@@ -139,8 +139,6 @@ var All = []Scenario{
 		Paths: zarf},
 
 	// Long runs.
-	{Test: "TestCRIO", Clusters: []string{"e2e-crio"}, Networks: []Network{ipv4}, Long: true, Minutes: 3.4,
-		Tools: []string{"crio", "containerd-shim-runc-v2"}},
 	{Test: "TestCRIONodes", Clusters: []string{"e2e-crio-nodes"}, Networks: []Network{ipv4}, Long: true, Minutes: 4.1,
 		Versions: []string{crio}},
 	{Test: "TestFlux", Clusters: []string{"e2e-flux"}, Networks: []Network{ipv4}, Long: true, Minutes: 4.8,
