@@ -115,14 +115,10 @@ func TestHandWrittenDeflateStreams(t *testing.T) {
 		"nothing":                           {new(bitWriter), "", false},
 		"stored":                            {stored(3, 0xfffc).bytes('a', 'b', 'c'), "abc", true},
 		"stored nothing":                    {stored(0, 0xffff), "", true},
-		"stored 65535 bytes": {
-			stored(0xffff, 0).bytes(make([]byte, 0xffff)...), string(make([]byte, 0xffff)), true,
-		},
-		"stored with a damaged length": {stored(3, 0xfffd).bytes('a', 'b', 'c'), "", false},
-		"a dynamic block": {
-			dynamic(257, 1, append(aAndEnd, length{0, 0})...).code(0, 1).code(0, 1).code(1, 1), "aa", true,
-		},
-		"no distance code, and no match": {dynamic(257, 1, append(aAndEnd, length{0, 0})...).code(1, 1), "", true},
+		"stored 65535 bytes":                {stored(0xffff, 0).bytes(make([]byte, 0xffff)...), string(make([]byte, 0xffff)), true},
+		"stored with a damaged length":      {stored(3, 0xfffd).bytes('a', 'b', 'c'), "", false},
+		"a dynamic block":                   {dynamic(257, 1, append(aAndEnd, length{0, 0})...).code(0, 1).code(0, 1).code(1, 1), "aa", true},
+		"no distance code, and no match":    {dynamic(257, 1, append(aAndEnd, length{0, 0})...).code(1, 1), "", true},
 		"no distance code, and a match": {
 			dynamic(258, 1, append(aEndAndLength, length{0, 0})...).code(0, 1).code(3, 2).code(0, 1).code(2, 2), "", false,
 		},
@@ -174,12 +170,8 @@ func TestHandWrittenDeflateStreams(t *testing.T) {
 			"",
 			false,
 		},
-		"287 literals": {
-			dynamic(287, 1, append(slices.Clone(aAndEnd), length{18, 31})...).code(1, 1), "", false,
-		},
-		"31 distances": {
-			dynamic(257, 31, append(slices.Clone(aAndEnd), length{18, 31})...).code(1, 1), "", false,
-		},
+		"287 literals":              {dynamic(287, 1, append(slices.Clone(aAndEnd), length{18, 31})...).code(1, 1), "", false},
+		"31 distances":              {dynamic(257, 31, append(slices.Clone(aAndEnd), length{18, 31})...).code(1, 1), "", false},
 		"a repetition at the start": {dynamic(257, 1, length{16, 3}, length{18, 138}, length{18, 117}).code(0, 1), "", false},
 		"a repetition beyond the end": {
 			dynamic(257, 1, append(slices.Clone(aAndEnd), length{17, 3})...).code(1, 1), "", false,

@@ -309,9 +309,7 @@ func FuzzGzip(f *testing.F) {
 		data = data[:min(len(data), 300)]
 		f.Add(gzipOf(deflate(f, 6, data), data), uint16(100))
 	}
-	f.Fuzz(func(t *testing.T, stream []byte, pieceSize uint16) {
-		compareInflate(t, p, stream, int(pieceSize))
-	})
+	f.Fuzz(func(t *testing.T, stream []byte, pieceSize uint16) { compareInflate(t, p, stream, int(pieceSize)) })
 }
 
 // FuzzManifest compares the two parsers: they accept the same manifests and encode them unchanged.

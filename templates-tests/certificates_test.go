@@ -231,9 +231,7 @@ func TestCertificatesCronJobImageMatchesItsNodes(t *testing.T) {
 		"two architectures, the pushed image is for arm64": {
 			[]runtime.Object{a, b, knows(onARM)}, nil, pushed, "arm64", "arm64", nil,
 		},
-		"the pushed image is for arm64, which is gone": {
-			[]runtime.Object{a, knows(onARM)}, nil, pushed, "amd64", "", nil,
-		},
+		"the pushed image is for arm64, which is gone": {[]runtime.Object{a, knows(onARM)}, nil, pushed, "amd64", "", nil},
 		"the Jobs use the pushed image too": {
 			[]runtime.Object{a, b, knows(pushedHookImage)}, nil, pushed, "amd64", "amd64", nil,
 		},
@@ -348,8 +346,7 @@ func TestTheImageInTheRegistryIsReferredToByDigest(t *testing.T) {
 			nil, packaged, "@" + digest("a"), "", packaged},
 		"a source checkout, after an upgrade": {[]runtime.Object{a, knows("0.0.9@"+digest("c"), "amd64")},
 			nil, nil, ":0.1.0", "", nil},
-		"pushed by an earlier release": {[]runtime.Object{a, knows("0.1.0", "amd64")},
-			nil, nil, ":0.1.0", ":0.1.0", nil},
+		"pushed by an earlier release": {[]runtime.Object{a, knows("0.1.0", "amd64")}, nil, nil, ":0.1.0", ":0.1.0", nil},
 		"pushed by an earlier release, a package": {[]runtime.Object{a, knows("0.1.0", "amd64")},
 			nil, packaged, "@" + digest("a"), ":0.1.0", packaged},
 		"pushed, and a node has the image already": {[]runtime.Object{pulled, knows("0.1.0@"+digest("c"), "amd64")},
@@ -414,8 +411,7 @@ func TestTheJobsUseThePublishedImageByDigest(t *testing.T) {
 		"a node reports another image": {
 			[]runtime.Object{node("a", "amd64", hookImage, repository+"@"+digest("2")), pulled}, nil,
 			published, []string{"b"}},
-		"another tag": {[]runtime.Object{empty}, []string{"initHook.image.tag=0.2.0"}, repository + ":0.2.0",
-			nil},
+		"another tag":                {[]runtime.Object{empty}, []string{"initHook.image.tag=0.2.0"}, repository + ":0.2.0", nil},
 		"a copy in another registry": {[]runtime.Object{empty}, mirrored, mirror + ":0.1.0", nil},
 		"an exact copy that a node has": {[]runtime.Object{empty, node("b", "amd64", mirror+"@"+digest("1"))}, mirrored,
 			mirror + "@" + digest("1"), []string{"b"}},

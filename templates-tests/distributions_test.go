@@ -105,14 +105,10 @@ func TestOpenShiftSecurityContextConstraints(t *testing.T) {
 		"another distribution":              {rendering{values: proxyMode(t, crio)}.render(t), map[string]string{}},
 		"detected":                          {onOpenShift(t, proxyMode(t)), proxy},
 		"detected, with node configuration": {onOpenShift(t, proxyMode(t, crio)), both},
-		"enabled": {
-			rendering{values: proxyMode(t, crio, "openshift.enabled=true")}.render(t), both,
-		},
-		"disabled":      {onOpenShift(t, proxyMode(t, "openshift.enabled=false")), map[string]string{}},
-		"nodeport mode": {onOpenShift(t, with(t, nil, "registryProxy=false")), proxy},
-		"an external registry": {
-			onOpenShift(t, with(t, nil, "registryURL=registry.example.com")), map[string]string{},
-		},
+		"enabled":                           {rendering{values: proxyMode(t, crio, "openshift.enabled=true")}.render(t), both},
+		"disabled":                          {onOpenShift(t, proxyMode(t, "openshift.enabled=false")), map[string]string{}},
+		"nodeport mode":                     {onOpenShift(t, with(t, nil, "registryProxy=false")), proxy},
+		"an external registry":              {onOpenShift(t, with(t, nil, "registryURL=registry.example.com")), map[string]string{}},
 	} {
 		if diff := cmp.Diff(test.want, bindings(test.out)); diff != "" {
 			t.Errorf("%s: %s", name, diff)

@@ -512,8 +512,7 @@ var invariants = map[string]func(out *output) []string{
 	"the node port belongs to the Service of the Jobs": func(out *output) (wrong []string) {
 		for _, s := range all[*corev1.Service](out) {
 			port := s.Spec.Ports[0]
-			inside := s.Spec.Type == corev1.ServiceTypeClusterIP && port.NodePort == 0 &&
-				port.TargetPort.String() == "registry"
+			inside := s.Spec.Type == corev1.ServiceTypeClusterIP && port.NodePort == 0 && port.TargetPort.String() == "registry"
 			if inside || port.TargetPort.String() == "exposed" {
 				continue
 			}

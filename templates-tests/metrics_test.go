@@ -540,27 +540,21 @@ func TestPromtoolAlerts(t *testing.T) {
 	elsewhere := registry(map[string]string{"namespace": "another distribution"})
 
 	cases := map[string]alertCase{
-		"as captured": {nil, nil},
-		"no registry pod": {
-			[]change{{"", map[string]string{"job": "zarf-registry"}, ""}}, []string{"ZarfRegistryDown"},
-		},
+		"as captured":               {nil, nil},
+		"no registry pod":           {[]change{{"", map[string]string{"job": "zarf-registry"}, ""}}, []string{"ZarfRegistryDown"}},
 		"no proxy in nodeport mode": {[]change{{"", map[string]string{"job": "zarf-registry-proxy"}, ""}}, nil},
 		"unavailable storage": {
 			[]change{{"zarf_registry_storage_healthy", registry(nil), always(0)}}, []string{"ZarfRegistryStorageUnhealthy"},
 		},
-		"16 % of the volume is free": {volume(.16), nil},
-		"14 % of the volume is free": {volume(.14), []string{"ZarfRegistryVolumeNearlyFull"}},
-		"4 % of the volume is free":  {volume(.04), []string{"ZarfRegistryVolumeFull", "ZarfRegistryVolumeNearlyFull"}},
-		"a volume that is full in 6 hours": {
-			used("550000000+1000000x65"), []string{"ZarfRegistryVolumeFilling"},
-		},
+		"16 % of the volume is free":                 {volume(.16), nil},
+		"14 % of the volume is free":                 {volume(.14), []string{"ZarfRegistryVolumeNearlyFull"}},
+		"4 % of the volume is free":                  {volume(.04), []string{"ZarfRegistryVolumeFull", "ZarfRegistryVolumeNearlyFull"}},
+		"a volume that is full in 6 hours":           {used("550000000+1000000x65"), []string{"ZarfRegistryVolumeFilling"}},
 		"a volume that is full in 30 hours":          {used("550000000+200000x65"), nil},
 		"a volume that is less than half full":       {used("350000000+2000000x65"), nil},
 		"a volume that others have cleaned up":       {used("700000000-1000000x65"), nil},
 		"a small push to a volume that is half full": {used("550000000x5 555000000+0x60"), nil},
-		"a volume that is full in less than hour": {
-			used("550000000+4000000x65"), []string{"ZarfRegistryVolumeFilling"},
-		},
+		"a volume that is full in less than hour":    {used("550000000+4000000x65"), []string{"ZarfRegistryVolumeFilling"}},
 		"storage without a size": {[]change{
 			{"zarf_registry_storage_limit_bytes", registry(nil), always(0)},
 			{"zarf_registry_storage_used_bytes", registry(nil), always(0)},
@@ -601,9 +595,7 @@ func TestPromtoolAlerts(t *testing.T) {
 		"a proxy's certificates that cannot be loaded": {[]change{
 			{"zarf_registry_proxy_certificate_reload_errors_total", proxy(nil), "0+1x65"},
 		}, []string{"ZarfRegistryReloadFailing"}},
-		"a single failed reload": {[]change{
-			{"zarf_registry_tls_reload_errors_total", registry(nil), "0x30 1x30"},
-		}, nil},
+		"a single failed reload": {[]change{{"zarf_registry_tls_reload_errors_total", registry(nil), "0x30 1x30"}}, nil},
 		"credentials that cannot be loaded": {[]change{
 			{"zarf_registry_credential_reload_errors_total", registry(nil), "0+1x65"},
 		}, []string{"ZarfRegistryCredentialsFailing"}},
@@ -633,10 +625,8 @@ func TestPromtoolAlerts(t *testing.T) {
 		"a pod that cannot be healed": {[]change{
 			{"zarf_registry_healer_pods_waiting", pages["healer.txt"], always(1)},
 		}, []string{"ZarfRegistryHealerStuck"}},
-		"a pod that is healed": {[]change{
-			{"zarf_registry_healer_pods_waiting", pages["healer.txt"], "0x5 1x2 0x60"},
-		}, nil},
-		"no reservation": {[]change{{"kube_service_info", reservation, ""}}, []string{"ZarfRegistryPortNotReserved"}},
+		"a pod that is healed": {[]change{{"zarf_registry_healer_pods_waiting", pages["healer.txt"], "0x5 1x2 0x60"}}, nil},
+		"no reservation":       {[]change{{"kube_service_info", reservation, ""}}, []string{"ZarfRegistryPortNotReserved"}},
 		"a node without a proxy": {
 			[]change{{"kube_daemonset_status_number_ready", daemonset, always(1)}}, []string{"ZarfRegistryProxyMissing"},
 		},

@@ -38,13 +38,9 @@ func TestModeDefaultsToTheStateThenNodePort(t *testing.T) {
 		values  []string
 		want    string // mode, source, and the external registry
 	}{
-		"no cluster": {nil, nil, "nodeport default"},
-		"a new cluster": {
-			newCluster(kubernetes(corev1.IPv4Protocol)), nil, "nodeport cluster",
-		},
-		"a new IPv6-only cluster": {
-			newCluster(kubernetes(corev1.IPv6Protocol)), nil, "proxy cluster",
-		},
+		"no cluster":               {nil, nil, "nodeport default"},
+		"a new cluster":            {newCluster(kubernetes(corev1.IPv4Protocol)), nil, "nodeport cluster"},
+		"a new IPv6-only cluster":  {newCluster(kubernetes(corev1.IPv6Protocol)), nil, "proxy cluster"},
 		"no cluster, IPv6":         {nil, []string{"ipFamily=IPv6"}, "proxy default"},
 		"kube-proxy uses iptables": {kubeProxy("mode: iptables"), nil, "nodeport cluster"},
 		"kube-proxy uses nftables": {kubeProxy("mode: nftables"), nil, "proxy cluster"},
@@ -72,14 +68,10 @@ func TestModeDefaultsToTheStateThenNodePort(t *testing.T) {
 		"proxies of another release": {
 			newCluster(append(othersProxies, kubernetes(corev1.IPv4Protocol))...), nil, "nodeport cluster",
 		},
-		"the state of another namespace": {
-			newCluster(kubernetes(corev1.IPv4Protocol), others), nil, "nodeport cluster",
-		},
-		"the state says proxy":    {inMode(state.ModeProxy), nil, "proxy state"},
-		"the state says nodeport": {inMode(state.ModeNodePort), nil, "nodeport state"},
-		"the state has an external registry": {
-			inMode(state.ModeExternal), nil, "external state registry.example.com/team",
-		},
+		"the state of another namespace":     {newCluster(kubernetes(corev1.IPv4Protocol), others), nil, "nodeport cluster"},
+		"the state says proxy":               {inMode(state.ModeProxy), nil, "proxy state"},
+		"the state says nodeport":            {inMode(state.ModeNodePort), nil, "nodeport state"},
+		"the state has an external registry": {inMode(state.ModeExternal), nil, "external state registry.example.com/team"},
 		"a desired mode that was never verified": {
 			newCluster(kubernetes(corev1.IPv4Protocol), remembers(prepared)), nil, "proxy state",
 		},
@@ -91,20 +83,14 @@ func TestModeDefaultsToTheStateThenNodePort(t *testing.T) {
 			settings(state.ModeNodePort, state.IPv4), func(s *state.State) {
 				s.Phase, s.Desired = state.PhasePrepared, settings(state.ModeProxy, state.IPv4)
 			}))), []string{"registryProxy=true"}, "proxy value"},
-		"true":  {nil, []string{"registryProxy=true"}, "proxy value"},
-		"false": {nil, []string{"registryProxy=false"}, "nodeport value"},
-		"true overrides the state": {
-			inMode(state.ModeNodePort), []string{"registryProxy=true"}, "proxy value",
-		},
-		"false overrides the state": {
-			inMode(state.ModeProxy), []string{"registryProxy=false"}, "nodeport value",
-		},
+		"true":                      {nil, []string{"registryProxy=true"}, "proxy value"},
+		"false":                     {nil, []string{"registryProxy=false"}, "nodeport value"},
+		"true overrides the state":  {inMode(state.ModeNodePort), []string{"registryProxy=true"}, "proxy value"},
+		"false overrides the state": {inMode(state.ModeProxy), []string{"registryProxy=false"}, "nodeport value"},
 		"false overrides an external registry": {
 			inMode(state.ModeExternal), []string{"registryProxy=false"}, "nodeport value",
 		},
-		"an external registry": {
-			nil, []string{"registryURL=registry.example.com"}, "external value registry.example.com",
-		},
+		"an external registry": {nil, []string{"registryURL=registry.example.com"}, "external value registry.example.com"},
 		"an external registry overrides the state": {
 			inMode(state.ModeProxy), []string{"registryURL=registry.example.com"}, "external value registry.example.com",
 		},
@@ -312,9 +298,7 @@ func TestSwitchingModesDoesNotChangeTheRegistry(t *testing.T) {
 			continue
 		}
 		compared++
-		after := rendering{
-			values: with(t, ciValues(t)[before.file], "registryProxy="+other), cluster: cluster(),
-		}.render(t)
+		after := rendering{values: with(t, ciValues(t)[before.file], "registryProxy="+other), cluster: cluster()}.render(t)
 		if diff := cmp.Diff(lasting(before.output), lasting(after)); diff != "" {
 			t.Errorf("%s:\n%s", before.name, diff)
 		}
@@ -374,15 +358,11 @@ func TestJobsUseThePushedImageIfNoNodeHasTheConfiguredOne(t *testing.T) {
 		"never verified, but a node has the pushed image": {
 			[]runtime.Object{a, node("c", "amd64", pushed), knows(state.ModeProxy, unverified)}, nil, pushed, []string{"c"},
 		},
-		"pushed and not yet verified": {
-			[]runtime.Object{a, knows(state.ModeProxy, unverified)}, nil, pushed, nil,
-		},
+		"pushed and not yet verified": {[]runtime.Object{a, knows(state.ModeProxy, unverified)}, nil, pushed, nil},
 		"a node has the configured image": {
 			[]runtime.Object{a, node("c", "amd64", hookImage), node("d", "amd64", pushed), knows(state.ModeProxy)}, nil, "", nil,
 		},
-		"no image was pushed": {
-			[]runtime.Object{a, remembers(ready(settings(state.ModeProxy, state.IPv4)))}, nil, "", nil,
-		},
+		"no image was pushed": {[]runtime.Object{a, remembers(ready(settings(state.ModeProxy, state.IPv4)))}, nil, "", nil},
 		"another version": {
 			[]runtime.Object{a, node("d", "amd64", pushed), knows(state.ModeProxy)}, []string{"initHook.image.tag=0.2.0"}, "",
 			nil,
@@ -391,9 +371,7 @@ func TestJobsUseThePushedImageIfNoNodeHasTheConfiguredOne(t *testing.T) {
 			[]runtime.Object{a, knows(state.ModeProxy)}, []string{"initHook.image.digest=sha256:" + strings.Repeat("a", 64)}, "",
 			nil,
 		},
-		"pulls are disabled": {
-			[]runtime.Object{a, knows(state.ModeProxy)}, []string{"image.pullPolicy=Never"}, "", nil,
-		},
+		"pulls are disabled": {[]runtime.Object{a, knows(state.ModeProxy)}, []string{"image.pullPolicy=Never"}, "", nil},
 		"the address changes during the upgrade": {
 			[]runtime.Object{a, knows(state.ModeProxy)}, []string{"port=32000"}, "", nil,
 		},

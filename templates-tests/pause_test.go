@@ -56,9 +56,7 @@ func TestPauseImages(t *testing.T) {
 		pulled  bool
 	}{
 		"nothing can be seen: an official image": {nil, nil, defaultPause, "default", "default", false},
-		"nodes that report nothing": {
-			[]runtime.Object{node("a", "amd64")}, nil, defaultPause, "default", "default", false,
-		},
+		"nodes that report nothing":              {[]runtime.Object{node("a", "amd64")}, nil, defaultPause, "default", "default", false},
 		"the one of most nodes, not the newest": {
 			[]runtime.Object{named("a", k8sPause+"@"+pause39, k8sPause+":3.9"), named("b", k8sPause+"@"+pause39),
 				named("c", k8sPause+"@"+pause310, k8sPause+":3.10")}, nil, k8sPause + "@" + pause39, "cluster", "digest", false,

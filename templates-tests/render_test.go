@@ -107,9 +107,7 @@ var quickChart = sync.OnceValues(func() (*chart.Chart, error) {
 	replaced := 0
 	for _, file := range c.Templates {
 		replaced += strings.Count(string(file.Data), scrypt)
-		file.Data = []byte(strings.ReplaceAll(
-			string(file.Data), scrypt, `printf "%s %s" $content $release`,
-		))
+		file.Data = []byte(strings.ReplaceAll(string(file.Data), scrypt, `printf "%s %s" $content $release`))
 	}
 	if replaced != 1 {
 		return nil, fmt.Errorf("the templates contain %q %d times, want 1", scrypt, replaced)

@@ -310,8 +310,7 @@ func TestRewriteReferences(t *testing.T) {
 		"of all registries except some": {
 			[]string{exposed, "rewrite.registries=['*', '!docker.io', '!quay.io', 'localhost:5000']"}, "127.0.0.1:31999",
 			func(ref string) bool {
-				return host(ref) != "localhost:5000" &&
-					(kept(ref) || slices.Contains([]string{"docker.io", "quay.io"}, host(ref)))
+				return host(ref) != "localhost:5000" && (kept(ref) || slices.Contains([]string{"docker.io", "quay.io"}, host(ref)))
 			},
 		},
 		"of some registries except one of them": {
@@ -409,12 +408,10 @@ func TestRewritePullSecret(t *testing.T) {
 		sets []string
 		want string
 	}{
-		"in nodeport mode": {[]string{"registryProxy=false"}, "zarf-registry-pull"},
-		"in proxy mode":    {nil, ""},
-		"with anonymous pulls": {
-			[]string{"registryProxy=false", "auth.anonymousPull=true"}, "",
-		},
-		"of the user": {[]string{"rewrite.pullSecret=mine"}, "mine"},
+		"in nodeport mode":     {[]string{"registryProxy=false"}, "zarf-registry-pull"},
+		"in proxy mode":        {nil, ""},
+		"with anonymous pulls": {[]string{"registryProxy=false", "auth.anonymousPull=true"}, ""},
+		"of the user":          {[]string{"rewrite.pullSecret=mine"}, "mine"},
 	} {
 		t.Run(description, func(t *testing.T) {
 			r := compileRewrite(t, rendering{values: proxyMode(t, append(c.sets, "rewrite.enabled=true")...)}.render(t))

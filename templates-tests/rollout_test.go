@@ -162,8 +162,7 @@ func TestNewReleaseReplacesOnlyPodsWhosePayloadChanges(t *testing.T) {
 		for object := range before {
 			kind := podsOf(object)
 			if changed := before[object] != c.after[object]; changed != slices.Contains(c.changed, kind) {
-				t.Errorf("%s: pod template of %s changed: %t\n%s", name, object, changed,
-					cmp.Diff(before[object], c.after[object]))
+				t.Errorf("%s: pod template of %s changed: %t\n%s", name, object, changed, cmp.Diff(before[object], c.after[object]))
 			}
 		}
 	}

@@ -186,8 +186,7 @@ func TestImagesGoFromRegistryToArchiveToRegistry(t *testing.T) {
 	archive := filepath.Join(c.home, "images.tar")
 
 	list := filepath.Join(c.home, "images.txt")
-	require.NoError(t, os.WriteFile(list, []byte("# what the application needs\n"+from.Host()+"/team/multi:1\n"),
-		0o600))
+	require.NoError(t, os.WriteFile(list, []byte("# what the application needs\n"+from.Host()+"/team/multi:1\n"), 0o600))
 	out := c.run("pull", "-f", list, from.Host()+"/team/single:2", "--out", archive, "--plain-http", "--platform", "all")
 	clitest.Same(t, "pull prints", out, from.Host()+"/team/single:2\n"+from.Host()+"/team/multi:1\n")
 
@@ -337,8 +336,7 @@ func TestRegistriesThatCannotBeReachedSayWhatToDo(t *testing.T) {
 	}{
 		"an authority that nobody trusts": {"", []string{secure.Host() + "/app:1"}, "--ca-file"},
 		"no TLS":                          {"", []string{plain.Host() + "/app:1"}, "--plain-http"},
-		"nobody": {"", []string{secure.Host() + "/app:1", "--ca-file", secure.CAFile(t)},
-			"docker login " + secure.Host()},
+		"nobody":                          {"", []string{secure.Host() + "/app:1", "--ca-file", secure.CAFile(t)}, "docker login " + secure.Host()},
 		"another password": {"wrong one", []string{secure.Host() + "/app:1", "--ca-file", secure.CAFile(t), "--username",
 			"robot", "--password-stdin"}, "--password-stdin"},
 		"no such image": {"", []string{plain.Host() + "/app:1", "--plain-http"}, plain.Host() + "/app:1"},

@@ -78,8 +78,7 @@ func TestTheResultSaysHowToPushAndPull(t *testing.T) {
 		"proxy": proxyOptions, "nodeport": nodePort, "nodeport without a credential": anonymous, "external": external,
 	} {
 		t.Run(name, func(t *testing.T) {
-			f := &chartFlags{Global: &cmdflags.Global{Namespace: options.Namespace, Release: "zarf-registry"},
-				output: "table"}
+			f := &chartFlags{Global: &cmdflags.Global{Namespace: options.Namespace, Release: "zarf-registry"}, output: "table"}
 			result := &install.Result{Settings: options, Revision: 1, ChartVersion: "0.1.0", AppVersion: "0.1.0"}
 			var out bytes.Buffer
 			require.NoError(t, f.printResult(&out, result))

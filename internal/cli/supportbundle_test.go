@@ -27,9 +27,7 @@ func TestTheBundleSaysWhatItLacks(t *testing.T) {
 		"on stdout, with parts missing": {bundle{"-", 0, &support.Result{Files: files, Missing: []string{"events.txt: no"}}},
 			"-: 2 files\n\nNot in the archive (1):\n  - events.txt: no\n"},
 	} {
-		t.Run(name, func(t *testing.T) {
-			clitest.Same(t, "text", clitest.Text(t, printBundle, c.bundle), c.want)
-		})
+		t.Run(name, func(t *testing.T) { clitest.Same(t, "text", clitest.Text(t, printBundle, c.bundle), c.want) })
 	}
 	clitest.JSON(t, render.SupportBundle, clitest.Data(t, render.SupportBundle,
 		bundle{"b.tar.gz", 12345, &support.Result{Files: files, Missing: []string{"events.txt: no"}}}))

@@ -39,8 +39,7 @@ func TestConnectSelectsTheCluster(t *testing.T) {
 	}{
 		"the current context": {cluster.Access{Kubeconfig: file}, "https://a.example", ""},
 		"another context":     {cluster.Access{Kubeconfig: file, Overrides: context("b")}, "https://b.example", ""},
-		"an unknown context": {cluster.Access{Kubeconfig: file, Overrides: context("c")}, "",
-			`context "c" does not exist`},
+		"an unknown context":  {cluster.Access{Kubeconfig: file, Overrides: context("c")}, "", `context "c" does not exist`},
 		"another server": {cluster.Access{Kubeconfig: file, Overrides: clientcmd.ConfigOverrides{
 			ClusterInfo: clientcmdapi.Cluster{Server: "https://c.example"}}}, "https://c.example", ""},
 		"no time limit": {cluster.Access{Kubeconfig: file, Overrides: clientcmd.ConfigOverrides{Timeout: "soon"}}, "",

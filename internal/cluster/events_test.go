@@ -40,8 +40,7 @@ func TestRequestsEndWithTheLastEvent(t *testing.T) {
 			return Scrub(t.Context(), a, access, scrub.Request{}, func(scrub.Event) error { events++; return nil })
 		},
 		deletion.Path: func(a *answer) error {
-			return DeleteManifests(t.Context(), a, access, deletion.Request{},
-				func(string, digest.Digest, string) { events++ })
+			return DeleteManifests(t.Context(), a, access, deletion.Request{}, func(string, digest.Digest, string) { events++ })
 		},
 		catalog.Path: func(a *answer) error {
 			_, err := Catalog(t.Context(), a, access)

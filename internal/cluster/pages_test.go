@@ -157,8 +157,7 @@ func TestWhatAClusterHasManyOfIsListedInPages(t *testing.T) {
 		"another error is the caller's": {1201, 0, forbidden, -1,
 			[]string{selector + "limit=500", "continue=500&" + selector + "limit=500"}},
 		"an error before the second one": {3, 0, func(int) *apierrors.StatusError {
-			return apierrors.NewResourceExpired(
-				"old")
+			return apierrors.NewResourceExpired("old")
 		}, -1, []string{selector + "limit=500"}},
 	} {
 		for what, list := range lists {

@@ -152,8 +152,7 @@ func TestMistakes(t *testing.T) {
 		"default StorageClass":             {objects: objects{standard}, settings: ownClaim()},
 		"no default StorageClass":          {objects: objects{storageClass("slow", false)}, settings: ownClaim()},
 		"no StorageClass at all":           {settings: ownClaim()},
-		"a volume of an administrator": {objects: objects{volume("manual", "20Gi")},
-			settings: ownClaim(ofClass("manual"))},
+		"a volume of an administrator":     {objects: objects{volume("manual", "20Gi")}, settings: ownClaim(ofClass("manual"))},
 		"a volume of an administrator that is too small": {objects: objects{volume("manual", "10Gi")},
 			settings: ownClaim(ofClass("manual"))},
 		"no dynamic provisioning": {objects: objects{standard}, settings: ownClaim(ofClass(""))},
@@ -194,8 +193,7 @@ func TestMistakes(t *testing.T) {
 			settings: ownClaim(func(c *settings.Claim) { c.Size = "10Gi" })},
 		"a volume that cannot grow": {objects: objects{standard, claimed("zarf-registry", "standard", bound)},
 			settings: ownClaim(func(c *settings.Claim) { c.Size = "30Gi" })},
-		"a volume with other access modes": {objects: objects{standard,
-			claimed("zarf-registry", "standard", bound)},
+		"a volume with other access modes": {objects: objects{standard, claimed("zarf-registry", "standard", bound)},
 			settings: ownClaim(func(c *settings.Claim) { c.AccessModes = []string{"ReadWriteMany"} })},
 		"a volume as wanted": {objects: objects{standard, claimed("zarf-registry", "standard", bound)},
 			settings: ownClaim()},
@@ -229,16 +227,14 @@ func TestMistakes(t *testing.T) {
 		"affinity that matches no node": {settings: placed(func(w *settings.Workload) {
 			w.NodeTerms = json.RawMessage(`[{"matchExpressions":[{"key":"disk","operator":"In","values":["ssd"]}]}]`)
 		})},
-		"taint without a toleration": {objects: objects{node("n1", tainted("dedicated"))},
-			settings: placed()},
+		"taint without a toleration": {objects: objects{node("n1", tainted("dedicated"))}, settings: placed()},
 		"taint with a toleration": {objects: objects{node("n1", tainted("dedicated"))}, settings: placed(
 			func(w *settings.Workload) {
 				w.Tolerations = json.RawMessage(`[{"key":"dedicated","operator":"Exists"}]`)
 			})},
 		"taint of a node that is not ready": {objects: objects{node("n1", tainted("node.kubernetes.io/not-ready"))},
 			settings: placed()},
-		"cordoned node": {objects: objects{node("n1", tainted("node.kubernetes.io/unschedulable"))},
-			settings: placed()},
+		"cordoned node": {objects: objects{node("n1", tainted("node.kubernetes.io/unschedulable"))}, settings: placed()},
 		"no proxy tolerates the taint": {objects: objects{node("n1", tainted("dedicated"))},
 			settings: func(s *settings.Settings) { s.Workloads = []settings.Workload{workload("proxy")} }},
 		"request that is larger than any node": {objects: objects{node("n1", allocatable("4", "8Gi")),
@@ -275,8 +271,7 @@ func TestMistakes(t *testing.T) {
 			}},
 
 		// Zarf.
-		"the namespace of Zarf": {objects: objects{otherService(zarfsAgent("zarf"))},
-			settings: placed()},
+		"the namespace of Zarf":     {objects: objects{otherService(zarfsAgent("zarf"))}, settings: placed()},
 		"Zarf in another namespace": {objects: objects{otherService(zarfsAgent("other"))}, settings: placed()},
 		"in place of Zarf's registry": {objects: objects{otherService(zarfsAgent("zarf"))},
 			settings: func(s *settings.Settings) { s.PKI.Zarf = true }},
@@ -293,9 +288,7 @@ func TestMistakes(t *testing.T) {
 }
 
 func zarfsAgent(namespace string) func(*corev1.Service) {
-	return func(s *corev1.Service) {
-		s.Name, s.Namespace, s.Spec = "agent-hook", namespace, corev1.ServiceSpec{}
-	}
+	return func(s *corev1.Service) { s.Name, s.Namespace, s.Spec = "agent-hook", namespace, corev1.ServiceSpec{} }
 }
 
 // userOf is a pod of someone else with that claim.

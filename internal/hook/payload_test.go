@@ -96,16 +96,14 @@ func TestDamagedChunkIsReplacedAndWaitingPodsRestart(t *testing.T) {
 	cm := require.Value(cms.Get(t.Context(), name, metav1.GetOptions{}))(t)
 	cm.BinaryData["chunk-01"] = []byte("altered")
 	require.Value(cms.Update(t.Context(), cm, metav1.UpdateOptions{}))(t)
-	require.NoError(t, cms.Delete(t.Context(), "zarf-registry-payload-0.1.0-registry-amd64-01",
-		metav1.DeleteOptions{}))
+	require.NoError(t, cms.Delete(t.Context(), "zarf-registry-payload-0.1.0-registry-amd64-01", metav1.DeleteOptions{}))
 	podLabels := labels("proxy")
 	podLabels["zarf.dev/agent"] = "ignore"
 	pod := func(name string, exit int32, ready bool) *corev1.Pod {
 		return &corev1.Pod{
 			ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: "zarf", Labels: podLabels},
 			Status: corev1.PodStatus{ContainerStatuses: []corev1.ContainerStatus{{Ready: ready,
-				LastTerminationState: corev1.ContainerState{
-					Terminated: &corev1.ContainerStateTerminated{ExitCode: exit}}}}},
+				LastTerminationState: corev1.ContainerState{Terminated: &corev1.ContainerStateTerminated{ExitCode: exit}}}}},
 		}
 	}
 	for _, p := range []*corev1.Pod{pod("waiting", 104, false), pod("running", 104, true), pod("crashing", 1, false)} {

@@ -132,8 +132,7 @@ func (b *bench) load(pod *corev1.Pod) {
 		return
 	}
 	p.due = time.Time{}
-	if s := b.get("secrets", "zarf-registry-auth"); s != nil &&
-		pod.Labels["app.kubernetes.io/component"] == "registry" {
+	if s := b.get("secrets", "zarf-registry-auth"); s != nil && pod.Labels["app.kubernetes.io/component"] == "registry" {
 		p.credentials = credentialsOf(s)
 	}
 	if c := b.get("configmaps", "zarf-registry-payload-registry-node-amd64-00"); c != nil &&
@@ -512,8 +511,7 @@ func (b *bench) checkConverged() {
 func (b *bench) checkOnlyNeeded() {
 	b.Helper()
 	p := *b.state().PKI
-	own := p.Mode == state.PKIInternal ||
-		p.Mode == state.PKIExistingSecret && (p.Existing.Push == "" || p.Cache)
+	own := p.Mode == state.PKIInternal || p.Mode == state.PKIExistingSecret && (p.Existing.Push == "" || p.Cache)
 	if there := b.get("secrets", "zarf-registry-ca") != nil; there != own {
 		b.Errorf("our own CA exists: %t", there)
 	}

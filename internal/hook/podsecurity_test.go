@@ -88,8 +88,7 @@ func TestNamespaceLabelIsSetOnRequestAndRestored(t *testing.T) {
 			}
 			b.must(b.hook.Cleanup(t.Context()))
 			n := b.namespace()
-			if _, there := n.Labels[enforce]; n.Labels[enforce] != before || there != (before != "") ||
-				len(n.Annotations) != 0 {
+			if _, there := n.Labels[enforce]; n.Labels[enforce] != before || there != (before != "") || len(n.Annotations) != 0 {
 				t.Errorf("namespace has %v, %v", n.Labels, n.Annotations)
 			}
 		})

@@ -268,8 +268,7 @@ func TestPreflightFinds(t *testing.T) {
 			settings: unreserved, admit: refuseServices(errors.New("not asked"))},
 		"node port of another Service if the port is not reserved": {objects: objects{otherService()}, settings: unreserved},
 		"Service of someone else with the name":                    {objects: objects{notOurs(nil)}},
-		"ignores a policy against node ports in proxy mode": {
-			admit: refuseServices(quota("none, services.nodeports=0"))},
+		"ignores a policy against node ports in proxy mode":        {admit: refuseServices(quota("none, services.nodeports=0"))},
 		"ignores the release's own Service": {objects: objects{nodePortService()},
 			settings: modeOf(state.ModeNodePort),
 			admit:    refuseServices(errors.New("the allocated port must not be requested"))},

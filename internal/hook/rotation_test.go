@@ -74,8 +74,7 @@ func TestCARotation(t *testing.T) {
 			"update secrets zarf-registry-server-tls", "update secrets zarf-registry-node-tls",
 			"update secrets zarf-registry-push-tls"
 		want := []string{ca, state, server, node, push, state, server, node, push, state, server, node, push, state}
-		if got := slices.DeleteFunc(slices.Clone(b.writes()), func(
-			w string) bool {
+		if got := slices.DeleteFunc(slices.Clone(b.writes()), func(w string) bool {
 			return strings.HasPrefix(w, "patch pods")
 		}); !slices.Equal(got, want) {
 			t.Errorf("it wrote\n%q, want\n%q", got, want)
@@ -150,25 +149,15 @@ var changes = map[string]struct {
 		change: func(b *bench) { b.userCA("corp 2").give("corp-server") },
 		run:    (*bench).renew,
 	},
-	"caches are enabled": {
-		change: caches,
-		run:    (*bench).prepareAndFinish,
-	},
-	"caches are disabled": {
-		before: caches,
-		change: noCaches,
-		run:    (*bench).prepareAndFinish,
-	},
+	"caches are enabled":  {change: caches, run: (*bench).prepareAndFinish},
+	"caches are disabled": {before: caches, change: noCaches, run: (*bench).prepareAndFinish},
 	"forced CA rotation with caches": {
 		before: caches,
 		change: func(b *bench) { b.asTheCronJobDoes() },
 		run:    (*bench).rotate,
 		again:  (*bench).renew,
 	},
-	"the release replaces Zarf's registry": {
-		change: asZarf,
-		run:    (*bench).prepareAndFinish,
-	},
+	"the release replaces Zarf's registry": {change: asZarf, run: (*bench).prepareAndFinish},
 	"Zarf replaces certificates and credentials": {
 		before: asZarf,
 		change: func(b *bench) { b.zarfIssues(); b.zarfSets("second") },
@@ -716,8 +705,7 @@ func TestRenewInExternalModeDoesNothing(t *testing.T) {
 	b.forget()
 	b.asTheCronJobDoes()
 	for _, run := range []func() error{b.renew, b.rotate, func() error {
-		return b.hook.RotateCredential(
-			t.Context(), credentials.Push)
+		return b.hook.RotateCredential(t.Context(), credentials.Push)
 	}} {
 		b.must(run())
 	}
@@ -796,9 +784,8 @@ func TestRejectsInvalidUserCertificates(t *testing.T) {
 			key := b.secret("corp-node").Data["tls.key"]
 			b.changeSecret("corp-server", func(s *corev1.Secret) { s.Data["tls.key"] = key })
 		},
-		"other names": give("corp-server", func(l *pki.Leaf) { l.DNSNames = []string{"registry.example.com"} }),
-		"another usage": give("corp-server",
-			func(l *pki.Leaf) { l.Usages = []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth} }),
+		"other names":                    give("corp-server", func(l *pki.Leaf) { l.DNSNames = []string{"registry.example.com"} }),
+		"another usage":                  give("corp-server", func(l *pki.Leaf) { l.Usages = []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth} }),
 		"another role":                   give("corp-node", func(l *pki.Leaf) { l.Organization = "Example Inc." }),
 		"node certificate that can push": func(b *bench) { b.hook.Settings.PKI.Existing.Node = "corp-push" },
 		"node certificate with the registry's name": give("corp-node", func(l *pki.Leaf) {

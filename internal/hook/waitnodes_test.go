@@ -129,8 +129,7 @@ func TestFailingNodesAreRetriedUntilTimeout(t *testing.T) {
 		end  corev1.ContainerStateTerminated
 		want string
 	}{
-		"a report": {corev1.ContainerStateTerminated{ExitCode: 1,
-			Message: `{"error":"no space left on device"}`},
+		"a report": {corev1.ContainerStateTerminated{ExitCode: 1, Message: `{"error":"no space left on device"}`},
 			"container configure exited with code 1: no space left on device"},
 		"other text": {corev1.ContainerStateTerminated{ExitCode: 102,
 			Message: "zarf-registry loader: chunk 03: missing\n"}, "exited with code 102: zarf-registry loader: chunk 03: missing"},

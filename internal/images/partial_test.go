@@ -70,8 +70,7 @@ func TestPullOfABadImage(t *testing.T) {
 	write := func(path string, refs ...string) ([]Result, error) {
 		t.Helper()
 		archive := require.Value(output.CreateArchive(path))(t)
-		results, err := Pull(t.Context(), from.resolve(t, nil, refs...), archive,
-			Options{})
+		results, err := Pull(t.Context(), from.resolve(t, nil, refs...), archive, Options{})
 		return results, errors.Join(err, archive.Close())
 	}
 	results, err := write(path, refs...)

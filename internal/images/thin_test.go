@@ -41,8 +41,7 @@ func TestThinArchives(t *testing.T) {
 
 	source := imagestest.Open(t, source.Open, thin(t, store, next, func(d digest.Digest) bool { return has[d] }))
 	listed := source.Images()
-	if len(listed) != 1 || len(listed[0].Missing) != 5 || len(listed[0].Platforms) != 3 ||
-		listed[0].Size < 300_000 {
+	if len(listed) != 1 || len(listed[0].Missing) != 5 || len(listed[0].Platforms) != 3 || listed[0].Size < 300_000 {
 		t.Fatalf("the archive has %+v", listed)
 	}
 	items := mustItems(t, source, "")

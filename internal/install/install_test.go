@@ -526,10 +526,8 @@ func TestALiveOperationOfHelmIsLeftAlone(t *testing.T) {
 		require.NoError(t, b.Helm.Releases.Create(&other))
 	}
 	for name, begin := range map[string]func(*bench){
-		"that began before": live,
-		"that begins after the release was read": func(b *bench) {
-			b.during["preflight"] = func() { live(b) }
-		},
+		"that began before":                      live,
+		"that begins after the release was read": func(b *bench) { b.during["preflight"] = func() { live(b) } },
 		"that begins and ends after the release was read": func(b *bench) {
 			b.during["preflight"] = func() {
 				live(b)
@@ -623,9 +621,7 @@ func TestWhatCannotBeContinuedIsRefusedWithTheNextStep(t *testing.T) {
 			b.Options.Chart = testChart("nginx")
 		}, "use helm for others"},
 		"a namespace that is being deleted": {[]runtime.Object{ending}, nil, "kubectl wait --for=delete namespace/zarf"},
-		"no namespace": {nil, func(b *bench) {
-			b.Options.CreateNamespace = false
-		}, "kubectl create namespace zarf"},
+		"no namespace":                      {nil, func(b *bench) { b.Options.CreateNamespace = false }, "kubectl create namespace zarf"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := newBench(t, c.objects...)
@@ -709,8 +705,7 @@ func TestAChartWithoutTheSecretOfNodesIsAnErrorThatQuotesNone(t *testing.T) {
 			b := newBench(t, namespace())
 			b.withNodes(secret)
 			_, err := b.Installer.Run(t.Context())
-			if err == nil || !strings.Contains(err.Error(),
-				"the chart renders no valid Secret zarf-registry-node-config") ||
+			if err == nil || !strings.Contains(err.Error(), "the chart renders no valid Secret zarf-registry-node-config") ||
 				strings.Contains(err.Error(), "hunter2") {
 				t.Errorf("error is %v", err)
 			}

@@ -192,21 +192,17 @@ func TestCheck(t *testing.T) {
 		"with an intermediate": {pair: leaf(middle)},
 		"with the root in the chain as well": {pair: pki.KeyPair{Certificate: slices.Concat(leaf(middle).Certificate,
 			chainPEM(root.cert)), Key: good.Key}},
-		"a wildcard": {pair: leaf(root,
-			func(c *x509.Certificate) { c.DNSNames = []string{"*.zarf.svc"} })},
+		"a wildcard": {pair: leaf(root, func(c *x509.Certificate) { c.DNSNames = []string{"*.zarf.svc"} })},
 		"without any usages everything is allowed": {pair: leaf(root,
 			func(c *x509.Certificate) { c.ExtKeyUsage, c.KeyUsage = nil, 0 })},
 		"the usage that allows all": {pair: leaf(root,
 			func(c *x509.Certificate) { c.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageAny} })},
 		"the role as organizational unit": {pair: leaf(root,
 			func(c *x509.Certificate) { c.Subject = pkix.Name{OrganizationalUnit: []string{"IT", server}} })},
-		"the role as URI": {pair: leaf(root,
-			func(c *x509.Certificate) { c.Subject, c.URIs = pkix.Name{}, []*url.URL{uri} })},
-		"a peer's clock 10 minutes behind": {pair: leaf(root), at: now.Add(-10 * time.Minute)},
-		"ours, as another would check it": {pair: issue(t, ours, ourLeaf, now),
-			trust: trusting(ours.Certificate())},
-		"an RSA key in PKCS #1": {pair: of(rsa2048,
-			block("RSA PRIVATE KEY", x509.MarshalPKCS1PrivateKey(rsa2048)))},
+		"the role as URI":                        {pair: leaf(root, func(c *x509.Certificate) { c.Subject, c.URIs = pkix.Name{}, []*url.URL{uri} })},
+		"a peer's clock 10 minutes behind":       {pair: leaf(root), at: now.Add(-10 * time.Minute)},
+		"ours, as another would check it":        {pair: issue(t, ours, ourLeaf, now), trust: trusting(ours.Certificate())},
+		"an RSA key in PKCS #1":                  {pair: of(rsa2048, block("RSA PRIVATE KEY", x509.MarshalPKCS1PrivateKey(rsa2048)))},
 		"an RSA key in PKCS #8":                  {pair: of(rsa2048, pkcs8(t, rsa2048))},
 		"an ECDSA key in SEC 1":                  {pair: withKey(sec1(t, key))},
 		"an ECDSA key behind its parameters":     {pair: withKey(slices.Concat(parameters, []byte(sec1(t, key))))},
@@ -326,9 +322,7 @@ func TestCheck(t *testing.T) {
 }
 
 func TestRoles(t *testing.T) {
-	uri := func(s string) *url.URL {
-		return require.Value(url.Parse(s))(t)
-	}
+	uri := func(s string) *url.URL { return require.Value(url.Parse(s))(t) }
 	key := ecKey(t, elliptic.P256())
 	for name, c := range map[string]struct {
 		change template
@@ -340,19 +334,16 @@ func TestRoles(t *testing.T) {
 		"by organizational unit": {func(c *x509.Certificate) { c.Subject.OrganizationalUnit = []string{push} },
 			[]string{push}},
 		"by URI": {func(c *x509.Certificate) {
-			c.URIs = []*url.URL{uri("https://example.com"),
-				uri(server)}
+			c.URIs = []*url.URL{uri("https://example.com"), uri(server)}
 		}, []string{server}},
 		"others are nobody's business": {func(c *x509.Certificate) {
-			c.Subject.Organization = []string{"ACME", node,
-				"zarf-registry:admin"}
+			c.Subject.Organization = []string{"ACME", node, "zarf-registry:admin"}
 		}, []string{node}},
 		"a part or more of it is not it": {func(c *x509.Certificate) {
 			c.Subject.Organization = []string{node + " ", "x" + node, "node", strings.ToUpper(node)}
 		}, nil},
 		"not by common name or DNS name": {func(c *x509.Certificate) {
-			c.Subject.CommonName, c.DNSNames = node,
-				[]string{node}
+			c.Subject.CommonName, c.DNSNames = node, []string{node}
 		}, nil},
 		"each once, in one order": {func(c *x509.Certificate) {
 			c.Subject.Organization, c.Subject.OrganizationalUnit, c.URIs = []string{push, node}, []string{push,

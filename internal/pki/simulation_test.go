@@ -318,9 +318,7 @@ func (c *cluster) trusted(leaf *x509.Certificate, trust pki.Bundle, usage x509.E
 // simulate has 400 events happen to a cluster, and says what went wrong.
 func simulate(t *testing.T, seed uint64, count map[pki.Action]int) string {
 	c := newCluster(t, seed, count)
-	last := func(problem string) string {
-		return problem + "\n" + strings.Join(c.log[max(0, len(c.log)-40):], "\n")
-	}
+	last := func(problem string) string { return problem + "\n" + strings.Join(c.log[max(0, len(c.log)-40):], "\n") }
 	for range 400 {
 		c.event()
 		if broken := c.broken(); broken != "" {

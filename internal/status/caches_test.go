@@ -47,9 +47,7 @@ func TestCaches(t *testing.T) {
 			d.Status.DesiredNumberScheduled = 1
 			c.add(d, pod("cache", "n2", true))
 		},
-		"one is not ready": func(c cluster) {
-			c.add(caches(2, done), pod("cache", "n1", true), pod("cache", "n2", false))
-		},
+		"one is not ready":     func(c cluster) { c.add(caches(2, done), pod("cache", "n1", true), pod("cache", "n2", false)) },
 		"one is not ready yet": func(c cluster) { c.add(caches(1, "ReplicaSetUpdated"), pod("cache", "n1", false)) },
 		"no pod exists":        func(c cluster) { c.add(caches(1, done)) },
 		"scaled to none":       func(c cluster) { c.add(caches(0, done)) },

@@ -219,8 +219,7 @@ func TestNodeConfigurationThatMayNotBeReadIsNamed(t *testing.T) {
 		}
 	}
 	// Without the nodes there are still their pods.
-	r := healthy(t, state.ModeExternal).configure(t, 2, 1).add(
-		configPod("n1", 0, registries())).collect(t, "list nodes")
+	r := healthy(t, state.ModeExternal).configure(t, 2, 1).add(configPod("n1", 0, registries())).collect(t, "list nodes")
 	if len(r.NodeConfig) != 1 || r.NodeConfig[0].Effect != status.EffectRestart {
 		t.Errorf("node configuration is %+v", r.NodeConfig)
 	}

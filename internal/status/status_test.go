@@ -573,13 +573,9 @@ func TestReports(t *testing.T) {
 			s.Spec.HealthCheckNodePort = 31999
 			c.add(s)
 		},
-		"a port that is not reserved": func(c cluster) { c.drop("Service zarf-registry-nodeport") },
-		"a reservation of another port": func(c cluster) {
-			c.nodePort().Spec.Ports[0].NodePort = 30000
-		},
-		"a reservation that kube-proxy serves": func(c cluster) {
-			delete(c.nodePort().Labels, plan.LabelProxyName)
-		},
+		"a port that is not reserved":          func(c cluster) { c.drop("Service zarf-registry-nodeport") },
+		"a reservation of another port":        func(c cluster) { c.nodePort().Spec.Ports[0].NodePort = 30000 },
+		"a reservation that kube-proxy serves": func(c cluster) { delete(c.nodePort().Labels, plan.LabelProxyName) },
 		"what nodeport mode left": func(c cluster) {
 			c.unreserved(t)
 			c.add(secret("pull", map[string][]byte{"htpasswd": []byte("x")}))
@@ -609,15 +605,9 @@ func TestReports(t *testing.T) {
 			c.authority(t, a, now, 0)
 			c.certificate(t, "push-tls", a, now.Add(-2*365*24*time.Hour), 0)
 		},
-		"a key of another certificate": func(c cluster) {
-			c.data("node-tls")["tls.key"] = c.data("push-tls")["tls.key"]
-		},
-		"a certificate of another role": func(c cluster) {
-			c.add(secret("push-tls", c.data("node-tls")))
-		},
-		"a certificate for another name": func(c cluster) {
-			c.add(secret("server-tls", c.data("node-tls")))
-		},
+		"a key of another certificate":   func(c cluster) { c.data("node-tls")["tls.key"] = c.data("push-tls")["tls.key"] },
+		"a certificate of another role":  func(c cluster) { c.add(secret("push-tls", c.data("node-tls"))) },
+		"a certificate for another name": func(c cluster) { c.add(secret("server-tls", c.data("node-tls"))) },
 		"proxies that serve TLS without the names": func(c cluster) {
 			c.changeState(t, func(s *state.State) { s.PKI.ServeTLS = true })
 		},
@@ -625,16 +615,10 @@ func TestReports(t *testing.T) {
 		"the same where the state does not say how to make one": func(c cluster) {
 			c.drop("Secret zarf-registry-server-tls").changeState(t, func(s *state.State) { s.PKI = nil })
 		},
-		"a certificate that is rubbish": func(c cluster) {
-			c.data("node-tls")["tls.crt"] = []byte("rubbish")
-		},
-		"authorities that are rubbish": func(c cluster) {
-			c.data("node-tls")["ca.crt"] = nil
-		},
-		"an authority without its key": func(c cluster) {
-			delete(c.data("ca"), "tls.key")
-		},
-		"no authority": func(c cluster) { c.drop("Secret zarf-registry-ca") },
+		"a certificate that is rubbish": func(c cluster) { c.data("node-tls")["tls.crt"] = []byte("rubbish") },
+		"authorities that are rubbish":  func(c cluster) { c.data("node-tls")["ca.crt"] = nil },
+		"an authority without its key":  func(c cluster) { delete(c.data("ca"), "tls.key") },
+		"no authority":                  func(c cluster) { c.drop("Secret zarf-registry-ca") },
 		"no authority, which makes the push certificate": func(c cluster) {
 			c.existing(t, "").drop("Secret zarf-registry-ca")
 		},
@@ -679,10 +663,8 @@ func TestReports(t *testing.T) {
 			p.Status.ContainerStatuses[0].State = corev1.ContainerState{Terminated: &corev1.ContainerStateTerminated{ExitCode: 104, Message: "chunk 2 has\nanother SHA-256"}}
 			c.add(p)
 		},
-		"no node port": func(c cluster) { c.drop("Service zarf-registry-nodeport") },
-		"another node port": func(c cluster) {
-			c.nodePort().Spec.Ports[0].NodePort = 30000
-		},
+		"no node port":                func(c cluster) { c.drop("Service zarf-registry-nodeport") },
+		"another node port":           func(c cluster) { c.nodePort().Spec.Ports[0].NodePort = 30000 },
 		"a plain port that is closed": func(c cluster) { c.add(secret("pull", nil)) },
 		"a node port that kube-proxy does not serve": func(c cluster) {
 			c.nodePort().Labels[plan.LabelProxyName] = "other"

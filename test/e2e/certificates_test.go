@@ -380,8 +380,7 @@ func (w *world) companyIssuer(t *testing.T) []string {
 	pair := authority.KeyPair()
 	secret := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "company", Namespace: "cert-manager"},
 		Data: map[string][]byte{"tls.crt": pair.Certificate, "tls.key": pair.Key}}
-	require.Value(w.client.CoreV1().Secrets("cert-manager").Create(t.Context(), secret,
-		metav1.CreateOptions{}))(t)
+	require.Value(w.client.CoreV1().Secrets("cert-manager").Create(t.Context(), secret, metav1.CreateOptions{}))(t)
 	apply := w.command(t, w.kubectl, "apply", "-f", "-")
 	apply.Stdin = strings.NewReader(
 		"apiVersion: cert-manager.io/v1\nkind: ClusterIssuer\nmetadata: {name: company}\nspec: {ca: {secretName: company}}\n")

@@ -60,8 +60,7 @@ func TestChartTesting(t *testing.T) {
 			t.Errorf("ct installed %v, want %v", said.values, values)
 		}
 		// At least two pods test each release, except one with an external registry.
-		want := 2 * len(slices.DeleteFunc(slices.Clone(values), func(
-			name string) bool {
+		want := 2 * len(slices.DeleteFunc(slices.Clone(values), func(name string) bool {
 			return name == "external-values.yaml"
 		}))
 		if tested := strings.Count(ran(), "Phase:          Succeeded"); tested < want {

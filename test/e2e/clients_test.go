@@ -218,9 +218,7 @@ func makeImage(t *testing.T, reference string) string {
 	return writeArchive(t, map[string][]byte{reference: fmt.Appendf(nil, "%s %d", reference, time.Now().UnixNano())})
 }
 
-func (b *workbench) archive(p clients.Program) string {
-	return filepath.Join(b.dir, p.File()+".tar")
-}
+func (b *workbench) archive(p clients.Program) string { return filepath.Join(b.dir, p.File()+".tar") }
 
 // matrix uses entry points with all clients.
 func (b *workbench) matrix(t *testing.T, all ...access) {

@@ -142,6 +142,5 @@ func (w *world) masker() *strings.Replacer {
 // public reports whether a value of a Secret is also in other objects.
 func public(key string, value []byte) bool {
 	block, _ := pem.Decode(value)
-	return key == "username" || key == "state.json" || key == "sum" ||
-		block != nil && block.Type == "CERTIFICATE"
+	return key == "username" || key == "state.json" || key == "sum" || block != nil && block.Type == "CERTIFICATE"
 }

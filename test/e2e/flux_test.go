@@ -124,8 +124,7 @@ func (f *flux) prepare(t *testing.T) (password string) {
 	theirs := newCorporate(t)
 	f.ca = theirs.pem
 	password = "reads charts"
-	f.putSecret(t, "flux-tls", theirs.issue(t, "registry", time.Now(), []string{fluxHost}, "",
-		x509.ExtKeyUsageServerAuth))
+	f.putSecret(t, "flux-tls", theirs.issue(t, "registry", time.Now(), []string{fluxHost}, "", x509.ExtKeyUsageServerAuth))
 	f.putSecret(t, "flux-users", htpasswd(t, fluxUser, password))
 	f.kept = []string{"secret/flux-tls", "secret/flux-users"}
 	f.sets = append(f.sets, "--set=expose.service.enabled=true", "--set=expose.service.type=ClusterIP",
@@ -163,8 +162,7 @@ patches:
     patch: '- {op: add, path: /spec/template/spec/imagePullSecrets, value: [{name: zarf-registry-pull}]}'
 `), 0o600)))
 	f.kubectlRun(t, "apply", "--server-side", "-k", dir)
-	f.kubectlRun(t, "wait", "--for=condition=Established", "--timeout=1m",
-		"crd/ocirepositories.source.toolkit.fluxcd.io")
+	f.kubectlRun(t, "wait", "--for=condition=Established", "--timeout=1m", "crd/ocirepositories.source.toolkit.fluxcd.io")
 	f.kubectlRun(t, "rollout", "status", "-n", fluxNamespace, "deployment/source-controller", "--timeout=3m")
 	pods, err := f.client.CoreV1().Pods(fluxNamespace).List(t.Context(), metav1.ListOptions{})
 	if err != nil || len(pods.Items) != 1 || pods.Items[0].Spec.Containers[0].Image != want+":"+fluxVersion {

@@ -82,9 +82,7 @@ func testRollbacks(t *testing.T, w *world, version string) {
 }
 
 // helm4 reports whether the world uses Helm 4.
-func (w *world) helm4() bool {
-	return strings.Contains(w.helm, "helm4")
-}
+func (w *world) helm4() bool { return strings.Contains(w.helm, "helm4") }
 
 // failedSwitches tries to switch from a mode in ways that fail in each phase, and goes back, with helm rollback and by
 // itself.

@@ -125,8 +125,7 @@ func (w *world) pushFresh(t *testing.T) {
 // loop runs the test program on every node until the returned function is called, which reports the
 // attempts on all nodes together and fails the test on failures that are not accepted. It returns when
 // every node has pulled once.
-func (w *world) loop(t *testing.T, accept tolerated, env []string,
-	args func(stopFile string) []string) (stop func()) {
+func (w *world) loop(t *testing.T, accept tolerated, env []string, args func(stopFile string) []string) (stop func()) {
 	t.Helper()
 	reports := w.loopReports(t, env, args)
 	return func() {

@@ -554,8 +554,7 @@ func testNodeAdded(t *testing.T, w *world) {
 		return errors.New("not ready yet")
 	})
 	// Without the kubelet: if its first attempt fails, it retries only after 10 s.
-	eventually(t, "the loopback address of node late to answer",
-		func() error { return w.dial(t, "late", w.address) })
+	eventually(t, "the loopback address of node late to answer", func() error { return w.dial(t, "late", w.address) })
 	_, event := w.runPod(t, pod("first-on-late", "late", w.address+"/e2e/hello:1"))
 	t.Logf("figure: node added, Ready -> first pod with a pulled image running in %.1f s (Ready has whole seconds): %s",
 		time.Since(begin).Seconds(), event)
@@ -599,8 +598,7 @@ func testNodeReboots(t *testing.T, w *world) {
 	begin := time.Now()
 	run(t, w.testcluster, "reboot", "--name", w.name, node)
 	booted := time.Now()
-	eventually(t, "the loopback address of "+node+" to answer",
-		func() error { return w.dial(t, node, w.address) })
+	eventually(t, "the loopback address of "+node+" to answer", func() error { return w.dial(t, node, w.address) })
 	answered := time.Now()
 	w.runPod(t, pod("after-reboot", node, w.address+"/e2e/hello:1"))
 	t.Logf("figure: node %s rebooted in %.1f s, its proxy answered after another %.1f s, and its first pod ran after "+
@@ -632,16 +630,13 @@ func testBrokenPayload(t *testing.T, w *world) {
 	list, err := cms.List(t.Context(), metav1.ListOptions{LabelSelector: "app.kubernetes.io/component=payload"})
 	require.NoError(t, err)
 	i := slices.IndexFunc(list.Items, func(cm corev1.ConfigMap) bool {
-		return strings.HasSuffix(cm.Name,
-			"-registry-node-amd64-01")
+		return strings.HasSuffix(cm.Name, "-registry-node-amd64-01")
 	})
 	if i < 0 {
 		t.Fatal("chunk 01 of registry-node is missing")
 	}
 	good := list.Items[i]
-	remove := func(t *testing.T) {
-		require.NoError(t, cms.Delete(t.Context(), good.Name, metav1.DeleteOptions{}))
-	}
+	remove := func(t *testing.T) { require.NoError(t, cms.Delete(t.Context(), good.Name, metav1.DeleteOptions{})) }
 	create := func(t *testing.T, change func(chunk []byte)) {
 		cm := good.DeepCopy()
 		cm.ResourceVersion, cm.UID = "", ""

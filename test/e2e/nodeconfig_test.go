@@ -499,8 +499,7 @@ type podLogs struct {
 // keepLogs opens the log files of all containers until the test ends.
 func (w *world) keepLogs(t *testing.T) *podLogs {
 	t.Helper()
-	l := &podLogs{pattern: w.stateOf("nodes/*/log/pods/*/*/*.log"),
-		files: map[string]*os.File{}}
+	l := &podLogs{pattern: w.stateOf("nodes/*/log/pods/*/*/*.log"), files: map[string]*os.File{}}
 	ctx, cancel := context.WithCancel(context.Background())
 	var done sync.WaitGroup
 	done.Go(func() {

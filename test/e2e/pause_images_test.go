@@ -38,9 +38,7 @@ func TestPauseImages(t *testing.T) {
 		image = w.pushHello(t)
 	})
 	before := w.usedImages(t)
-	must(t, "an upgrade with hostile pods restarts nothing", func(t *testing.T) {
-		w.upgradeChangesNothing(t, before)
-	})
+	must(t, "an upgrade with hostile pods restarts nothing", func(t *testing.T) { w.upgradeChangesNothing(t, before) })
 	must(t, "a node with another pause image is served", func(t *testing.T) {
 		w.firstPull(t, "late", image, "--pause-image", late)
 	})

@@ -200,9 +200,7 @@ func TestRewrite(t *testing.T) {
 		}
 		output(t, w.command(t, w.kubectl, "delete", "pod", "bare", "--now"))
 	})
-	t.Run("pod creation takes hardly longer", func(t *testing.T) {
-		w.timeCreation(t, "docker.io/library/nginx:1")
-	})
+	t.Run("pod creation takes hardly longer", func(t *testing.T) { w.timeCreation(t, "docker.io/library/nginx:1") })
 	must(t, "an upgrade turns it off, and running pods stay", func(t *testing.T) {
 		before := podOfShop(t)
 		w.apply(t, nodePortMode, "--set=rewrite.enabled=false")

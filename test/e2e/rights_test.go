@@ -73,8 +73,7 @@ func TestLeastPrivilege(t *testing.T) {
 		changeCredential(t, "second password")
 		w.rotatedBy(t, func() func() {
 			job := release + "-certificates-now"
-			output(t, w.command(t, w.kubectl, "-n", namespace, "create", "job", job,
-				"--from=cronjob/"+release+"-certificates"))
+			output(t, w.command(t, w.kubectl, "-n", namespace, "create", "job", job, "--from=cronjob/"+release+"-certificates"))
 			// It waits for kubelets to refresh Secrets by themselves, and need not finish.
 			return func() {
 				eventually(t, "the Job to ask what pods have loaded", func() error {

@@ -63,9 +63,7 @@ func (w *world) installOnS3(t *testing.T) (values string) {
 // testS3 moves the images of a volume to S3, and runs replicas there.
 func testS3(t *testing.T, w *world, image string) {
 	values, bucket := w.startS3(t)
-	t.Cleanup(func() {
-		output(t, w.command(t, w.kubectl, "-n", namespace, "delete", "secret", s3Keys, s3CA))
-	})
+	t.Cleanup(func() { output(t, w.command(t, w.kubectl, "-n", namespace, "delete", "secret", s3Keys, s3CA)) })
 	must(t, "the images move to S3", func(t *testing.T) {
 		backup := filepath.Join(t.TempDir(), "backup.tar")
 		output(t, w.command(t, w.hook, "images", "export", "--out", backup))

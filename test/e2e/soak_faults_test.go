@@ -319,8 +319,7 @@ func (s *soaking) corruptPayload(t *testing.T, step soak.Step) {
 	list, err := cms.List(t.Context(), metav1.ListOptions{LabelSelector: "app.kubernetes.io/component=payload"})
 	require.NoError(t, err)
 	i := slices.IndexFunc(list.Items, func(cm corev1.ConfigMap) bool {
-		return strings.HasSuffix(cm.Name,
-			"-registry-node-amd64-01")
+		return strings.HasSuffix(cm.Name, "-registry-node-amd64-01")
 	})
 	if i < 0 {
 		t.Fatal("chunk 01 of registry-node is missing")

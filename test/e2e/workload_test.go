@@ -188,8 +188,7 @@ func ready(p corev1.Pod) bool {
 // deletePod deletes a pod of the release; grace is in seconds, 0 kills it.
 func (w *world) deletePod(t *testing.T, name string, grace int64) {
 	t.Helper()
-	err := w.client.CoreV1().Pods(w.namespace).Delete(t.Context(), name,
-		metav1.DeleteOptions{GracePeriodSeconds: &grace})
+	err := w.client.CoreV1().Pods(w.namespace).Delete(t.Context(), name, metav1.DeleteOptions{GracePeriodSeconds: &grace})
 	if err != nil && !apierrors.IsNotFound(err) {
 		t.Fatal(err)
 	}

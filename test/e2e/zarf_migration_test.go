@@ -103,8 +103,7 @@ func TestZarfMigration(t *testing.T) {
 	must(t, "Zarf's registry is removed", func(t *testing.T) {
 		// Slow pulls of the loop that Zarf's registry still serves take 15 s.
 		time.Sleep(20 * time.Second)
-		m.zarf.run(t, "package", "remove", "init", "--components=zarf-injector,zarf-seed-registry,zarf-registry",
-			"--confirm")
+		m.zarf.run(t, "package", "remove", "init", "--components=zarf-injector,zarf-seed-registry,zarf-registry", "--confirm")
 		m.registryIsGone(t)
 		m.isHealthy(t)
 	})

@@ -61,9 +61,7 @@ func build(t *testing.T, c *change) programs {
 	t.Helper()
 	dir := t.TempDir()
 	root := require.Value(filepath.Abs(top))(t)
-	write := func(path, content string) {
-		require.NoError(t, os.WriteFile(path, []byte(content), 0o600))
-	}
+	write := func(path, content string) { require.NoError(t, os.WriteFile(path, []byte(content), 0o600)) }
 	lease, changed := filepath.Join(dir, "lease.go"), filepath.Join(dir, "changed.go")
 	write(lease, quickLease)
 	replace := map[string]string{filepath.Join(root, "internal/registry/collect/registrycheck.go"): lease}

@@ -141,9 +141,7 @@ func (c *cluster) driver(address string) string {
 	return server.Driver(root)
 }
 
-func (c *cluster) mkdir(dir string) {
-	require.NoError(c.t, os.Mkdir(dir, 0o755))
-}
+func (c *cluster) mkdir(dir string) { require.NoError(c.t, os.Mkdir(dir, 0o755)) }
 
 func (c *cluster) write(name, content string) string {
 	path := filepath.Join(c.dir, name)

@@ -66,9 +66,7 @@ func TestRefusals(t *testing.T) {
 		"an invalid --output": {
 			[]string{"probe", "--address=127.0.0.1:1", "--output=yaml"}, exitcode.Refused, "text or json",
 		},
-		"a CA without TLS": {
-			[]string{"probe", "--address=127.0.0.1:1", "--ca-file=x"}, exitcode.Refused, "--tls",
-		},
+		"a CA without TLS": {[]string{"probe", "--address=127.0.0.1:1", "--ca-file=x"}, exitcode.Refused, "--tls"},
 		"a missing CA file": {
 			[]string{"probe", "--address=127.0.0.1:1", "--tls", "--ca-file=/nowhere"}, exitcode.Refused, "/nowhere",
 		},

@@ -44,17 +44,14 @@ func TestExitCodesAndMessages(t *testing.T) {
 		code int
 		want []string // on stderr
 	}{
-		"no command": {nil, exitcode.Refused,
-			[]string{"missing command", `See "registry --help"`}},
+		"no command":         {nil, exitcode.Refused, []string{"missing command", `See "registry --help"`}},
 		"an unknown command": {[]string{"nonsense"}, exitcode.Refused, []string{`"nonsense"`}},
 		"an unknown flag": {[]string{"serve", "--nonsense"}, exitcode.Refused,
 			[]string{"--nonsense", `See "registry serve --help"`}},
 		"an unexpected argument": {[]string{"serve", "config.yml"}, exitcode.Refused,
 			[]string{`unexpected argument "config.yml"`}},
-		"an unknown log format": {[]string{"serve", "--log-format=xml"}, exitcode.Refused,
-			[]string{"--log-format", "xml"}},
-		"an unknown log level": {[]string{"serve", "--log-level=loud"}, exitcode.Refused,
-			[]string{"--log-level", "loud"}},
+		"an unknown log format": {[]string{"serve", "--log-format=xml"}, exitcode.Refused, []string{"--log-format", "xml"}},
+		"an unknown log level":  {[]string{"serve", "--log-level=loud"}, exitcode.Refused, []string{"--log-level", "loud"}},
 		"a missing configuration": {[]string{"serve", "--config=/nowhere/config.yml"},
 			exitcode.Refused, []string{"/nowhere/config.yml", "no such file"}},
 		"an invalid configuration": {[]string{"serve", "--config", wrong}, exitcode.Refused,

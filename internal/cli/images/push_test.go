@@ -35,9 +35,7 @@ func (s *spaceful) Missing(_ context.Context, digests []digest.Digest) ([]digest
 func TestImagesThatDoNotFitAreRefused(t *testing.T) {
 	a, b := digest.FromString("a"), digest.FromString("b")
 	content := []ocispec.Descriptor{{Digest: a, Size: 30_000_000}, {Digest: b, Size: 40_000_000}}
-	volume := func(used int64) space.Usage {
-		return space.Usage{Used: used * 1_000_000, Limit: 100_000_000}
-	}
+	volume := func(used int64) space.Usage { return space.Usage{Used: used * 1_000_000, Limit: 100_000_000} }
 	gone := errors.New("connection lost")
 	for name, test := range map[string]struct {
 		registry spaceful

@@ -212,12 +212,10 @@ func TestOpenRejects(t *testing.T) {
 		"below a file": {map[string]string{"f": ""}, "f/g", "not a directory"},
 		"another directory": {map[string]string{"a": "", "b/": ""}, ".",
 			"is neither empty nor an OCI layout (it has a, b, but no oci-layout): choose an empty or new directory"},
-		"crane's cache": {map[string]string{"sha256:ba7816bf": "x"}, ".",
-			"it has sha256:ba7816bf, but no oci-layout"},
+		"crane's cache": {map[string]string{"sha256:ba7816bf": "x"}, ".", "it has sha256:ba7816bf, but no oci-layout"},
 		"containerd's content": {map[string]string{"blobs/": "", "ingest/": ""}, ".",
 			"it has blobs, ingest, but no oci-layout"},
-		"many files": {map[string]string{"a": "", "b": "", "c": "", "d": "", "e": ""}, ".",
-			"it has a, b, c, d, but"},
+		"many files": {map[string]string{"a": "", "b": "", "c": "", "d": "", "e": ""}, ".", "it has a, b, c, d, but"},
 		"a layout of the future": {map[string]string{"oci-layout": `{"imageLayoutVersion":"9"}`}, ".",
 			`is an OCI layout of unsupported version "9": want "1.0.0"`},
 		"an invalid oci-layout": {map[string]string{"oci-layout": "x"}, ".", "oci-layout: invalid character"},
@@ -786,9 +784,7 @@ func TestLink(t *testing.T) {
 				tt.before(t, target, raw, desc)
 			}
 			if tt.link != nil {
-				target.link = func(from, to string) error {
-					return &os.LinkError{Op: "link", Old: from, New: to, Err: tt.link}
-				}
+				target.link = func(from, to string) error { return &os.LinkError{Op: "link", Old: from, New: to, Err: tt.link} }
 			}
 			for range 2 {
 				require.NoError(t, target.Link(ctx, desc, source))

@@ -135,8 +135,7 @@ func TestInvalidResponses(t *testing.T) {
 		"a tagged manifest unlike its digest": {manifest(other.String(), b), get("v1"), ": want " + other.String()},
 		"an invalid digest":                   {manifest("sha256:abc", b), get("v1"), `returned digest "sha256:abc"`},
 		"resolved to another one":             {manifest(other.String(), b), resolve(d.String()), "returned digest"},
-		"a manifest without end": {manifest("", make([]byte, oci.MaxManifestSize+1)), get("v1"),
-			"more than 4194304 bytes"},
+		"a manifest without end":              {manifest("", make([]byte, oci.MaxManifestSize+1)), get("v1"), "more than 4194304 bytes"},
 		"a manifest that ends early": {func(w http.ResponseWriter, r *http.Request) {
 			w.Header().Set("Content-Length", "1000")
 			w.Write(b)
@@ -375,8 +374,7 @@ func TestManifests(t *testing.T) {
 		t.Errorf("tags %q, error %v", tags, err)
 	}
 	if err := reg.Repositories(ctx, func(page []string) error {
-		names = append(names,
-			page...)
+		names = append(names, page...)
 		return nil
 	}); err != nil || !slices.Equal(names, []string{"some/where"}) {
 		t.Errorf("repositories %q, error %v", names, err)

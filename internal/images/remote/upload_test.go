@@ -176,8 +176,7 @@ func TestBrokenUpload(t *testing.T) {
 		"is continued where the registry has come to": {nil, 1, int64(len(b)) - taken},
 		"begins again where the registry does not know uploads any more": {
 			func(w http.ResponseWriter, _ *http.Request) {
-				say(w, http.StatusNotFound,
-					"BLOB_UPLOAD_UNKNOWN")
+				say(w, http.StatusNotFound, "BLOB_UPLOAD_UNKNOWN")
 			}, 2, int64(len(b)),
 		},
 		"begins again where uploads cannot be asked about": {
@@ -414,8 +413,7 @@ func TestCancellation(t *testing.T) {
 				return true
 			}
 		}},
-		"during a stalled download": {pull: true, front: func(reached func()) func(http.ResponseWriter,
-			*http.Request) bool {
+		"during a stalled download": {pull: true, front: func(reached func()) func(http.ResponseWriter, *http.Request) bool {
 			return func(w http.ResponseWriter, _ *http.Request) bool {
 				w.Header().Set("Content-Length", strconv.Itoa(len(b)))
 				w.Write(b[:1000])
@@ -534,8 +532,7 @@ func TestTokenServerOfAnotherName(t *testing.T) {
 		wrong string
 	}{
 		"beside the registry": {func(url string) string {
-			return strings.Replace(url, "127.0.0.1", "localhost",
-				1) + "/token?account=a"
+			return strings.Replace(url, "127.0.0.1", "localhost", 1) + "/token?account=a"
 		}, ""},
 		"where clouds have credentials": {func(string) string { return "http://169.254.169.254/token" }, "link-local"},
 		"that is not there": {func(string) string { return "http://localhost:1/token" },

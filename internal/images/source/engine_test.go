@@ -110,9 +110,7 @@ func TestOpenReadsEngineArchives(t *testing.T) {
 		"an engine before 25, images that share layers": {dockerdaemontest.Legacy(one, two), "docker archive", short},
 		"an engine before 25, an image by its ID": {dockerdaemontest.Legacy(nameless), "docker archive",
 			[]streamed{{Layers: digests(tool, base)}}},
-		"an engine since 25, images that share layers": {
-			dockerdaemontest.Modern(one, two), "OCI archive", full,
-		},
+		"an engine since 25, images that share layers": {dockerdaemontest.Modern(one, two), "OCI archive", full},
 		"an engine since 25, an image by its ID": {
 			dockerdaemontest.Modern(nameless), "OCI archive", []streamed{{Layers: digests(tool, base)}},
 		},

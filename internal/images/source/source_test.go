@@ -46,8 +46,7 @@ func TestOpenReadsEachKindOfSource(t *testing.T) {
 		reference string
 		platforms int
 	}{
-		"an OCI layout directory": {imagestest.WriteLayout(t, layout), "OCI layout", "docker.io/library/hello:1",
-			2},
+		"an OCI layout directory": {imagestest.WriteLayout(t, layout), "OCI layout", "docker.io/library/hello:1", 2},
 		"an OCI archive": {imagestest.Temp(t, "image", imagestest.Tar(t, layout...)), "OCI archive",
 			"docker.io/library/hello:1", 2},
 		"an OCI archive with any file name": {imagestest.Temp(t, "image.zip", imagestest.Tar(t, layout...)), "OCI archive",
@@ -61,8 +60,7 @@ func TestOpenReadsEachKindOfSource(t *testing.T) {
 				dotted...)...)), "OCI archive", "docker.io/library/hello:1", 2},
 		"an archive with both formats, as docker save writes it": {imagestest.Temp(t, "image.tar", imagestest.Tar(t, both...)), "OCI archive",
 			"docker.io/library/hello:1", 2},
-		"a docker archive": {imagestest.Temp(t, "image.tar", imagestest.Tar(t, docker...)), "docker archive",
-			"hello:1", 1},
+		"a docker archive": {imagestest.Temp(t, "image.tar", imagestest.Tar(t, docker...)), "docker archive", "hello:1", 1},
 		"a docker archive compressed with gzip": {imagestest.Temp(t, "image.tar.gz", imagestest.Gzip(t, imagestest.Tar(t, docker...))),
 			"docker archive", "hello:1", 1},
 		"an unpacked docker archive": {imagestest.WriteLayout(t,
@@ -242,8 +240,7 @@ func TestDockerArchive(t *testing.T) {
 	t.Run("may link shared layers", func(t *testing.T) {
 		files := imagestest.Docker(t, []string{"hello:1"}, big, big)
 		i := slices.IndexFunc(files, func(f imagestest.File) bool {
-			return strings.HasPrefix(f.Name, "0") &&
-				strings.HasSuffix(f.Name, "2/layer.tar")
+			return strings.HasPrefix(f.Name, "0") && strings.HasSuffix(f.Name, "2/layer.tar")
 		})
 		files[i] = imagestest.File{Name: files[i].Name, Link: "../" + strings.Repeat("0", 63) + "1/layer.tar"}
 		src := imagestest.Open(t, Open, imagestest.Temp(t, "a.tar", imagestest.Tar(t, files...)))
@@ -366,8 +363,7 @@ func TestOpenRejectsInvalidSources(t *testing.T) {
 	docker := imagestest.Docker(t, []string{"hello:1"}, imagestest.Tar(t, imagestest.File{Name: "a"}))
 	dockerWithout := func(suffix string) []byte {
 		return imagestest.Tar(t, slices.DeleteFunc(slices.Clone(docker), func(f imagestest.File) bool {
-			return strings.HasSuffix(f.Name,
-				suffix)
+			return strings.HasSuffix(f.Name, suffix)
 		})...)
 	}
 	dockerLayer := strings.Repeat("0", 63) + "1/layer.tar"
@@ -433,14 +429,12 @@ func TestOpenRejectsInvalidSources(t *testing.T) {
 
 		"a layer that is a broken link": {imagestest.Tar(t,
 			with(oci.BlobPath(layer.Digest), func(f imagestest.File) []imagestest.File {
-				return []imagestest.File{{Name: f.Name,
-					Link: "nowhere"}}
+				return []imagestest.File{{Name: f.Name, Link: "nowhere"}}
 			})...), "OCI archive: image a:1: blob " + layer.Digest.String() + ": " +
 			oci.BlobPath(layer.Digest) + ": is a link to blobs/sha256/nowhere, which is not a file in the archive"},
 		"a layer that links to itself": {imagestest.Tar(t,
 			with(oci.BlobPath(layer.Digest), func(f imagestest.File) []imagestest.File {
-				return []imagestest.File{{Name: f.Name,
-					Link: layer.Digest.Encoded()}}
+				return []imagestest.File{{Name: f.Name, Link: layer.Digest.Encoded()}}
 			})...), "OCI archive: image a:1: blob " + layer.Digest.String() + ": " +
 			oci.BlobPath(layer.Digest) + ": is a link to " + oci.BlobPath(layer.Digest) +
 			", which is not a file in the archive"},

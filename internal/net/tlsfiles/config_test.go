@@ -92,9 +92,7 @@ func TestMutualTLS(t *testing.T) {
 	}{
 		"accepts a client of the same CA":                   {ClientConfig(client.Current(), serverName), true},
 		"rejects a client of another CA with the same name": {ClientConfig(stranger.Current(), serverName), false},
-		"rejects a server under another name": {
-			ClientConfig(client.Current(), "zarf-registry.other.svc"), false,
-		},
+		"rejects a server under another name":               {ClientConfig(client.Current(), "zarf-registry.other.svc"), false},
 		"rejects a client without a certificate": {
 			with(client.Current(), func(c *tls.Config) { c.Certificates = nil }), false,
 		},

@@ -328,8 +328,7 @@ func TestContentIsFetchedOnce(t *testing.T) {
 		t.Errorf("%d requests for the blob", n)
 	}
 	if f.metrics.misses.Get() != 1 || f.metrics.hits.Get() != 49 || f.metrics.saved.Get() != uint64(49*len(data)) {
-		t.Errorf("misses %d, hits %d, saved %d bytes", f.metrics.misses.Get(), f.metrics.hits.Get(),
-			f.metrics.saved.Get())
+		t.Errorf("misses %d, hits %d, saved %d bytes", f.metrics.misses.Get(), f.metrics.hits.Get(), f.metrics.saved.Get())
 	}
 }
 

@@ -225,6 +225,4 @@ func refusal(t testing.TB, err error) string {
 }
 
 // want returns a file of mode 0600.
-func want(path, content string) File {
-	return File{Path: path, Content: []byte(content), Mode: 0o600}
-}
+func want(path, content string) File { return File{Path: path, Content: []byte(content), Mode: 0o600} }

@@ -259,18 +259,10 @@ func TestRefusals(t *testing.T) {
 		"a path outside the directories": {
 			wants: Desired{Files: []File{want("/etc/passwd", "a")}}, want: []string{"/etc/passwd is not in a mounted directory"},
 		},
-		"a path with ..": {
-			wants: Desired{Files: []File{want(k3s+"/../../passwd", "a")}}, want: []string{`without ".."`},
-		},
-		"a path that is too deep": {
-			wants: Desired{Files: []File{want(certs+"/a/b/c", "a")}}, want: []string{"too deep"},
-		},
-		"a duplicate file": {
-			wants: Desired{Files: []File{one.Files[0], one.Files[0]}}, want: []string{"twice"},
-		},
-		"a backup name": {
-			wants: Desired{Files: []File{want(yaml+kept, "a")}}, want: []string{"reserved for backups"},
-		},
+		"a path with ..":          {wants: Desired{Files: []File{want(k3s+"/../../passwd", "a")}}, want: []string{`without ".."`}},
+		"a path that is too deep": {wants: Desired{Files: []File{want(certs+"/a/b/c", "a")}}, want: []string{"too deep"}},
+		"a duplicate file":        {wants: Desired{Files: []File{one.Files[0], one.Files[0]}}, want: []string{"twice"}},
+		"a backup name":           {wants: Desired{Files: []File{want(yaml+kept, "a")}}, want: []string{"reserved for backups"}},
 		"a temporary name": {
 			wants: Desired{Files: []File{want(k3s+"/.a.zarf-registry-new", "a")}}, want: []string{"reserved for backups"},
 		},
@@ -366,9 +358,7 @@ func TestSkipMissing(t *testing.T) {
 }
 
 func TestReading(t *testing.T) {
-	host := newHost(t, files{
-		docker: mark + "ours\n", quay: "theirs\n", certs + "/file": "",
-	})
+	host := newHost(t, files{docker: mark + "ours\n", quay: "theirs\n", certs + "/file": ""})
 	tree := require.Value(Open(t.Context(), options(host)))(t)
 	defer tree.Close()
 	for name, want := range map[string]bool{docker: true, certs + "/quay.io": true, certs + "/none": false,

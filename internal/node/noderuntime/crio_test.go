@@ -40,9 +40,7 @@ func TestCRIOByteForByte(t *testing.T) {
 		warnings int
 	}{
 		"a CA": {func(*Config) {}, map[string]string{crioCerts + "/127.0.0.1:31999/ca.crt": string(ca)}, 0},
-		"mirrors": {func(c *Config) {
-			c.Mirrors = []string{"docker.io", "*", "!quay.io"}
-		}, map[string]string{
+		"mirrors": {func(c *Config) { c.Mirrors = []string{"docker.io", "*", "!quay.io"} }, map[string]string{
 			crioCerts + "/127.0.0.1:31999/ca.crt": string(ca),
 			crioConf + "/50-zarf-registry.conf": `
 [[registry]]
@@ -64,8 +62,7 @@ location = "127.0.0.1:31999"
 insecure = true
 `}, 0},
 		"without verification": {func(c *Config) {
-			c.Mirrors, c.CRIO.CertsDirectory, c.CRIO.Insecure = []string{"docker.io"},
-				"", true
+			c.Mirrors, c.CRIO.CertsDirectory, c.CRIO.Insecure = []string{"docker.io"}, "", true
 		}, map[string]string{
 			crioConf + "/50-zarf-registry.conf": `
 [[registry]]

@@ -22,9 +22,7 @@ const (
 
 // k3sConfig returns a configuration for K3s.
 func k3sConfig() Config {
-	return Config{
-		Release: "zarf/zarf-registry", Directories: []string{"/etc/rancher/k3s"}, K3s: K3s{File: k3sFile},
-	}
+	return Config{Release: "zarf/zarf-registry", Directories: []string{"/etc/rancher/k3s"}, K3s: K3s{File: k3sFile}}
 }
 
 // sections parses a file of sections, each below a line "-- name --".

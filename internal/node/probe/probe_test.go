@@ -197,9 +197,7 @@ func TestTLS(t *testing.T) {
 		"a name that is not its": {Config{Address: "localhost:" + port, TLS: true, RootCAs: pool(ca)}, ReasonCertificate,
 			"another address"},
 	} {
-		t.Run(description, func(t *testing.T) {
-			expect(t, run(t, tt.config), tt.reason, tt.says)
-		})
+		t.Run(description, func(t *testing.T) { expect(t, run(t, tt.config), tt.reason, tt.says) })
 	}
 }
 

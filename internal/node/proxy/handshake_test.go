@@ -138,9 +138,7 @@ func TestHandshakesWithTheRegistry(t *testing.T) {
 		"the right certificate":                                    {server(lasting, nil), always("")},
 		"a certificate of a foreign CA":                            {server(foreign, nil), always(unknownCA)},
 		"a certificate of a foreign CA with the same name as ours": {server(namesake, nil), always(unknownCA)},
-		"a certificate of a foreign CA, sent with its CA": {
-			server(foreign, nil).with(foreign), always(unknownCA),
-		},
+		"a certificate of a foreign CA, sent with its CA":          {server(foreign, nil).with(foreign), always(unknownCA)},
 		"an expired certificate": {
 			server(lasting, func(c *x509.Certificate) { c.NotAfter = time.Now().Add(-time.Minute) }), always(outOfTime),
 		},

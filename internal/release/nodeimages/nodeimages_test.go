@@ -63,10 +63,8 @@ func TestChoose(t *testing.T) {
 			full, []string{"evil/pause:1", "registry.k8s.io/pause:3.9"}, []string{"example.com/mine:1"},
 			"registry.k8s.io/pause:3.9",
 		},
-		"then official ones": {
-			full, []string{"evil/pause:1"}, []string{"example.com/mine:1"}, "registry.k8s.io/pause:3.8",
-		},
-		"then nothing": {full, []string{"evil/pause:1"}, []string{"example.com/mine:1", "registry.k8s.io/pause:3.8"}, ""},
+		"then official ones": {full, []string{"evil/pause:1"}, []string{"example.com/mine:1"}, "registry.k8s.io/pause:3.8"},
+		"then nothing":       {full, []string{"evil/pause:1"}, []string{"example.com/mine:1", "registry.k8s.io/pause:3.8"}, ""},
 	} {
 		if got := rules.Choose(c.images, c.inUse, c.except...); got != c.want {
 			t.Errorf("%s: %q, want %q", description, got, c.want)

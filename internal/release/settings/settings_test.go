@@ -95,8 +95,7 @@ func TestValidate(t *testing.T) {
 		"rejects an address with another port": {func(s *settings.Settings) { s.Port = 32000 },
 			`address: "127.0.0.1:31999" does not have port 32000`},
 		"rejects another external address": {func(s *settings.Settings) {
-			s.Mode, s.RegistryURL = state.ModeExternal,
-				"a.b"
+			s.Mode, s.RegistryURL = state.ModeExternal, "a.b"
 		}, `address: "127.0.0.1:31999" differs from registryURL "a.b"`},
 		"rejects an external registry beside proxies": {func(s *settings.Settings) { s.RegistryURL = "a.b" },
 			"registryURL is a.b and registryProxy is true, but an external registry has neither proxies nor a node port: " +
@@ -125,8 +124,7 @@ func TestValidate(t *testing.T) {
 		}, "registriesSecret and registriesKey require each other"},
 		"rejects relative directories": {func(s *settings.Settings) { s.NodeConfig.Directories = []string{"etc"} },
 			"nodeConfig: directories: "},
-		"rejects unknown directories in use": {func(
-			s *settings.Settings) {
+		"rejects unknown directories in use": {func(s *settings.Settings) {
 			s.NodeConfig.DirectoriesInUse = []string{"/etc"}
 		}, `nodeConfig: directoriesInUse: "/etc" is missing from directories`},
 		"accepts Zarf's clients": {func(s *settings.Settings) { s.PKI.Zarf = true }, ""},

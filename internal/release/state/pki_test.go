@@ -39,14 +39,12 @@ func TestPKIValidateRejects(t *testing.T) {
 		"no existing Secrets": {func(p *state.PKI) { p.Mode = state.PKIExistingSecret },
 			"must be set in mode existingSecret"},
 		"existing Secrets without the node's": {func(p *state.PKI) {
-			p.Mode, p.Existing = state.PKIExistingSecret,
-				&state.ExistingSecrets{Server: "x"}
+			p.Mode, p.Existing = state.PKIExistingSecret, &state.ExistingSecrets{Server: "x"}
 		}, "server and node Secrets"},
 		"an issuer in another mode": {func(p *state.PKI) { p.Issuer = issuer },
 			"an issuer must be set in mode certManager, and only there"},
 		"an issuer without a kind": {func(p *state.PKI) {
-			p.Mode, p.Issuer = state.PKICertManager,
-				&state.Issuer{Name: "x", Group: "y"}
+			p.Mode, p.Issuer = state.PKICertManager, &state.Issuer{Name: "x", Group: "y"}
 		}, "an issuer needs a name, a kind and a group"},
 		"no issuer": {func(p *state.PKI) { p.Mode = state.PKICertManager },
 			"an issuer must be set in mode certManager"},

@@ -44,9 +44,7 @@ func TestDecodeReturnsWhatWasEncoded(t *testing.T) {
 		"existing Secrets": {PKI: with(func(p *state.PKI) {
 			p.Mode, p.Existing, p.ServeTLS = state.PKIExistingSecret, existing, true
 		})},
-		"cert-manager": {PKI: with(func(p *state.PKI) {
-			p.Mode, p.Issuer = state.PKICertManager, issuer
-		})},
+		"cert-manager": {PKI: with(func(p *state.PKI) { p.Mode, p.Issuer = state.PKICertManager, issuer })},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s.Version = state.Version

@@ -841,10 +841,7 @@ func TestARenewalThatDoesNotComeIsAnError(t *testing.T) {
 		"nobody looks": {func(b *bench) { b.controller = nil },
 			"is not ready after 1m30s: ManuallyTriggered: zarf-registry asked for a new certificate", false},
 		"the same certificate": {func(b *bench) {
-			b.controller = func(c *certmanagerv1.Certificate) {
-				dropCondition(c,
-					"Issuing")
-			}
+			b.controller = func(c *certmanagerv1.Certificate) { dropCondition(c, "Issuing") }
 		}, "is not ready after 1m30s: its Secret zarf-registry-server-issued still has the previous certificate", false},
 		"the answer is a conflict": {func(b *bench) {
 			b.answer("update status of certificates/zarf-registry-server",
@@ -924,8 +921,7 @@ func TestPreflightOfCertManager(t *testing.T) {
 		"ACME":            {ours, issuer(certmanagerv1.IssuerConfig{ACME: &cmacme.ACMEIssuer{}}, ready(cmmeta.ConditionTrue, 2))},
 		"an unknown kind": {state.Issuer{Name: "corp", Kind: "StepIssuer", Group: "cert-manager.io"}, func(*bench) {}},
 		"objects of others": {corp, func(b *bench) {
-			b.store("certificates",
-				&certmanagerv1.Certificate{ObjectMeta: metav1.ObjectMeta{Name: "zarf-registry-node"}})
+			b.store("certificates", &certmanagerv1.Certificate{ObjectMeta: metav1.ObjectMeta{Name: "zarf-registry-node"}})
 			b.secrets["zarf-registry-push-issued"] = &corev1.Secret{}
 			b.controller = nil
 		}},
@@ -1134,9 +1130,7 @@ func TestCertManagerRenewsWhenAsked(t *testing.T) {
 			t.Fatal(err)
 		}
 		before := b.issuedNow()
-		writes := b.writesOf(func() {
-			require.NoError(t, renew())
-		})
+		writes := b.writesOf(func() { require.NoError(t, renew()) })
 		var want []string
 		for _, name := range leafNames() {
 			want = append(want, "update status of certificates/"+name)

@@ -97,8 +97,7 @@ func TestEstablished(t *testing.T) {
 		"a new CRD has no conditions": {nil, false},
 		"names are accepted first":    {[]any{condition("NamesAccepted", "True")}, false},
 		"the condition is false":      {[]any{condition("Established", "False")}, false},
-		"the CRD is served": {[]any{condition("NamesAccepted", "True"), condition("Established", "True")},
-			true},
+		"the CRD is served":           {[]any{condition("NamesAccepted", "True"), condition("Established", "True")}, true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			crd := &unstructured.Unstructured{Object: map[string]any{"status": map[string]any{"conditions": test.conditions}}}

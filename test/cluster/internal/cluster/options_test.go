@@ -49,8 +49,7 @@ func TestValidateOptions(t *testing.T) {
 			"pause image"},
 		"pause image without a registry":  {func(o *Options) { o.PauseImage = "pause:3" }, "pause image"},
 		"pause image of a local registry": {func(o *Options) { o.PauseImage = "localhost:5000/k8s/pause:3" }, ""},
-		"pause image for an unknown node": {func(
-			o *Options) {
+		"pause image for an unknown node": {func(o *Options) {
 			o.PauseImages = map[string]string{"n3": DefaultPauseImage}
 		}, "no such node"},
 		"missing archive": {func(o *Options) { o.Archives = []Archive{{Path: "/nowhere.tar"}} },
