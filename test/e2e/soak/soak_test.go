@@ -39,93 +39,6 @@ func TestSeedDeterminesTheSequence(t *testing.T) {
 	}
 }
 
-func TestShortSequence(t *testing.T) {
-	plan := NewPlan(ShortSeed, []string{"n1", "n2"}, Short...)
-	var held time.Duration
-	nodes := map[string]bool{}
-	for _, name := range Short {
-		s := plan.Next()
-		if s.Kind.Name != name || !s.Proxy {
-			t.Errorf("the plan has %s, want %s in proxy mode", s, name)
-		}
-		if s.Kind.Name == Switch {
-			t.Errorf("%s is in the short sequence", s)
-		}
-		held += s.Hold
-		if s.Node != "" {
-			nodes[s.Node] = true
-		}
-		t.Log(s)
-	}
-	if len(nodes) != 2 {
-		t.Errorf("the faults affect the nodes %v only; choose another seed", nodes)
-	}
-	if held > 40*time.Second {
-		t.Errorf("the faults last %s, too long to recover within 90 s", held)
-	}
-}
-
-func TestSequencesAreFeasible(t *testing.T) {
-	for seed := range uint64(50) {
-		proxy, nodes, away, late := true, []string{"n1", "n2"}, 0, 0
-		count := map[string]int{}
-		for i, s := range steps(seed, 200) {
-			count[s.Kind.Name]++
-			if s.Proxy != proxy {
-				t.Fatalf("seed %d, step %d, %s: wrong mode", seed, i, s)
-			}
-			if s.Kind.ProxyOnly && !proxy {
-				t.Errorf("seed %d, step %d: %s in nodeport mode", seed, i, s)
-			}
-			if s.Kind.OnNode != (s.Node != "" && s.Kind.Name != AddNode) {
-				t.Errorf("seed %d, step %d, %s: node %q", seed, i, s, s.Node)
-			}
-			if s.Kind.OnNode && !slices.Contains(nodes, s.Node) {
-				t.Errorf("seed %d, step %d, %s: no such node", seed, i, s)
-			}
-			if s.Hold < s.Kind.Holds[0] || s.Hold > s.Kind.Holds[1] {
-				t.Errorf("seed %d, step %d: %s", seed, i, s)
-			}
-			if s.NoWait && s.Kind.Variants != nil {
-				t.Errorf("seed %d, step %d, %s: the next fault may break its repair", seed, i, s)
-			}
-			switch s.Kind.Name {
-			case Switch:
-				proxy = !proxy
-			case AddNode:
-				nodes = append(nodes, s.Node)
-			case RemoveNode:
-				nodes = slices.DeleteFunc(nodes, func(n string) bool { return n == s.Node })
-			}
-			if away++; proxy {
-				away = 0
-			}
-			if late++; len(nodes) == 2 {
-				late = 0
-			}
-			if len(nodes) > 3 || len(nodes) < 2 || away > 4 || late > 8 {
-				t.Fatalf("seed %d, step %d, %s: nodes are %v, in nodeport mode for %d steps, more than two nodes for %d", seed, i,
-					s, nodes, away, late)
-			}
-		}
-		for _, k := range Kinds {
-			if count[k.Name] < 5 {
-				t.Errorf("seed %d: %s comes %d times in 200 steps", seed, k.Name, count[k.Name])
-			}
-		}
-	}
-}
-
-func TestFaultsAreShorterThanTimeouts(t *testing.T) {
-	const held, silent = 60 * time.Second, 50 * time.Second
-	for _, k := range Kinds {
-		// Two faults may follow each other immediately.
-		if 2*k.Holds[1]+10*time.Second > min(held, silent) {
-			t.Errorf("%s lasts up to %s", k.Name, k.Holds[1])
-		}
-	}
-}
-
 func TestClassOf(t *testing.T) {
 	for message, want := range map[string]Class{
 		`manifests sha256:4010: Get "http://127.0.0.1:31999/v2/": dial tcp 127.0.0.1:31999: connect: connection refused`: Refused,
@@ -305,36 +218,6 @@ func TestTags(t *testing.T) {
 	}
 	if tags.Check("1", "one", at(2), at(3)) == nil {
 		t.Error("a tag that was not pushed")
-	}
-}
-
-func TestAccountCounts(t *testing.T) {
-	now := time.Unix(1000, 0)
-	account := NewAccount()
-	account.Add(Attempt{Node: "n1", Begin: now, Took: 3 * time.Second, Bytes: 10})
-	account.Add(Attempt{Node: "n1", Begin: now.Add(4 * time.Second), Took: 9 * time.Second, Bytes: 1, Err: "it failed"})
-	account.Add(Attempt{Begin: now, Took: time.Second, Bytes: 5})
-	if got, want := account.Report()["n1"], (Count{Attempts: 2, Failed: 1, Bytes: 11,
-		Longest: 3 * time.Second}); got != want {
-		t.Errorf("got %+v, want %+v", got, want)
-	}
-	account.Add(Attempt{Node: "n1", Begin: now.Add(20 * time.Second), Took: time.Second})
-	if got := account.Report()["n1"]; got.Attempts != 1 {
-		t.Errorf("the second report counts %+v", got)
-	}
-	if got := account.Total(); got["n1"].Attempts != 3 || got[""].Bytes != 5 {
-		t.Errorf("the total is %+v", got)
-	}
-	if account.Works("n1", now.Add(20*time.Second)) || !account.Works("n1", now.Add(19*time.Second)) ||
-		account.Works("n2", time.Time{}) {
-		t.Error("Works must compare with the start of the last successful attempt")
-	}
-	if account.Renewed("n1", now) {
-		t.Error("a slow pull may still be running")
-	}
-	account.Add(Attempt{Node: "n1", Slow: true, Begin: now.Add(time.Second), Took: time.Minute})
-	if !account.Renewed("n1", now) || account.Renewed("n1", now.Add(time.Second)) {
-		t.Error("Renewed must compare with the start of both pulls")
 	}
 }
 
