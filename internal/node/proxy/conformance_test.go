@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
-	"fmt"
 	"io"
 	"math/rand/v2"
 	"net"
@@ -14,7 +13,6 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/opencontainers/go-digest"
-	"github.com/opencontainers/image-spec/specs-go"
 	v1 "github.com/opencontainers/image-spec/specs-go/v1"
 
 	"github.com/zarf-dev/zarf-registry/internal/images/remote"
@@ -26,7 +24,8 @@ import (
 	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
-// Tests of what the OCI distribution specification says about reads, with the registry itself behind the proxy.
+// Tests of what the OCI distribution specification says about reads: the registry responds through the proxy as it does
+// directly. internal/registry tests what it responds.
 
 // cluster is the registry and a node's proxy.
 type cluster struct {
@@ -135,18 +134,6 @@ type read struct {
 	body []byte
 }
 
-// code returns the error code in the body. The specification has upper case letters and underscores.
-func (r read) code() string {
-	var body struct {
-		Errors []struct{ Code, Message string }
-	}
-	if json.Unmarshal(r.body, &body) != nil || len(body.Errors) == 0 || body.Errors[0].Message == "" ||
-		strings.Trim(body.Errors[0].Code, "ABCDEFGHIJKLMNOPQRSTUVWXYZ_") != "" {
-		return ""
-	}
-	return body.Errors[0].Code
-}
-
 // get reads through the proxy.
 func (c *cluster) get(status int, path string, headers ...string) read {
 	c.t.Helper()
@@ -201,89 +188,39 @@ func testConformancePull(t *testing.T, c *cluster) {
 	layer := []byte("0123456789")
 	for _, algorithm := range algorithms {
 		t.Run(algorithm.String(), func(t *testing.T) {
-			c := c.in(t)
-			tag := "of-" + algorithm.String()
-			image, raw := c.pushImage(algorithm, tag, layer, nil)
-			index, rawIndex := c.pushManifest(algorithm, "index-of-"+algorithm.String(), v1.MediaTypeImageIndex, v1.Index{
+			c, tag := c.in(t), "of-"+algorithm.String()
+			image, _ := c.pushImage(algorithm, tag, layer, nil)
+			index, _ := c.pushManifest(algorithm, "index-of-"+algorithm.String(), v1.MediaTypeImageIndex, v1.Index{
 				Versioned: specs.Versioned{SchemaVersion: 2}, MediaType: v1.MediaTypeImageIndex,
 				Manifests: []v1.Descriptor{image},
 			})
-			blob := algorithm.FromBytes(layer)
-			for name, tt := range map[string]struct {
-				path string
-				want []byte
-				desc v1.Descriptor
-			}{
-				"a manifest by tag":    {"manifests/" + tag, raw, image},
-				"a manifest by digest": {"manifests/" + image.Digest.String(), raw, image},
-				"an index by tag":      {"manifests/index-of-" + algorithm.String(), rawIndex, index},
-				"an index by digest":   {"manifests/" + index.Digest.String(), rawIndex, index},
-				"a blob":               {"blobs/" + blob.String(), layer, v1.Descriptor{Digest: blob}},
+			blob, absent := "blobs/"+algorithm.FromBytes(layer).String(), algorithm.FromString("absent").String()
+			for path, status := range map[string]int{
+				"read/me/manifests/" + tag: 200, "read/me/manifests/" + image.Digest.String(): 200, "read/me/" + blob: 200,
+				"read/me/manifests/index-of-" + algorithm.String(): 200, "read/me/manifests/" + index.Digest.String(): 200,
+				"read/me/manifests/absent": 404, "read/me/manifests/" + absent: 404, "read/me/blobs/" + absent: 404,
+				"other/manifests/" + tag: 404, "other/" + blob: 404,
 			} {
-				t.Run(name, func(t *testing.T) {
-					c := c.in(t)
+				for _, method := range []string{http.MethodGet, http.MethodHead} {
 					for _, accept := range []string{v1.MediaTypeImageManifest + ", " + v1.MediaTypeImageIndex, "*/*"} {
-						path := repository + tt.path
-						got, head := c.get(200, path, "Accept", accept), c.request(200, http.MethodHead, path, "Accept", accept)
-						if !bytes.Equal(got.body, tt.want) || len(head.body) != 0 {
-							t.Errorf("body %q and, for HEAD, %q", got.body, head.body)
+						etag := c.request(status, method, "/v2/"+path, "Accept", accept).Header.Get("Etag")
+						if (etag != "") != (status == http.StatusOK) {
+							t.Fatalf("%s: ETag %q", path, etag)
 						}
-						for _, r := range []read{got, head} {
-							if r.Header.Get("Docker-Content-Digest") != tt.desc.Digest.String() ||
-								r.ContentLength != int64(len(tt.want)) ||
-								tt.desc.MediaType != "" && r.Header.Get("Content-Type") != tt.desc.MediaType {
-								t.Errorf("%s: length %d, headers %v", r.Request.Method, r.ContentLength, r.Header)
-							}
-						}
-						if c.get(http.StatusNotModified, path, "Accept", accept, "If-None-Match", got.Header.Get("Etag")).
-							ContentLength > 0 {
-							t.Error("a response without content has a length")
+						if etag != "" {
+							c.get(http.StatusNotModified, "/v2/"+path, "Accept", accept, "If-None-Match", etag)
 						}
 					}
-				})
+				}
 			}
-			t.Run("parts of a blob", func(t *testing.T) {
-				c := c.in(t)
-				for header, want := range map[string]string{
-					"bytes=0-0": "0", "bytes=2-4": "234", "bytes=7-": "789", "bytes=-2": "89", "bytes=8-100": "89",
-					"bytes=0-": string(layer),
-				} {
-					got := c.get(http.StatusPartialContent, repository+"blobs/"+blob.String(), "Range", header)
-					first := strings.Index(string(layer), want)
-					if string(got.body) != want || got.Header.Get("Content-Range") != fmt.Sprintf("bytes %d-%d/%d", first,
-						first+len(want)-1, len(layer)) || got.Header.Get("Docker-Content-Digest") != blob.String() {
-						t.Errorf("%s: %q, headers %v", header, got.body, got.Header)
-					}
-				}
-				c.get(http.StatusRequestedRangeNotSatisfiable, repository+"blobs/"+blob.String(), "Range", "bytes=10-")
-				// What is not a range of bytes is ignored.
-				if got := c.get(http.StatusOK, repository+"blobs/"+blob.String()); got.Header.Get("Accept-Ranges") != "bytes" {
-					t.Errorf("headers %v", got.Header)
-				}
-			})
-			t.Run("missing content", func(t *testing.T) {
-				c := c.in(t)
-				absent := algorithm.FromString("absent").String()
-				for path, code := range map[string]string{
-					repository + "manifests/absent":    "MANIFEST_UNKNOWN",
-					repository + "manifests/" + absent: "MANIFEST_UNKNOWN",
-					repository + "blobs/" + absent:     "BLOB_UNKNOWN",
-					"/v2/other/manifests/" + tag:       "MANIFEST_UNKNOWN",
-					"/v2/other/blobs/" + blob.String(): "BLOB_UNKNOWN",
-					"/v2/other/tags/list":              "NAME_UNKNOWN",
-				} {
-					got := c.get(http.StatusNotFound, path)
-					if got.code() != code || !strings.HasPrefix(got.Header.Get("Content-Type"), "application/json") {
-						t.Errorf("%s: code %q, want %q; headers %v", path, got.code(), code, got.Header)
-					}
-					if !strings.HasSuffix(path, "/tags/list") {
-						c.request(http.StatusNotFound, http.MethodHead, path)
-					}
-				}
-			})
+			c.get(http.StatusNotFound, "/v2/other/tags/list")
+			for _, part := range []string{"0-0", "2-4", "7-", "-2", "8-100", "0-"} {
+				c.get(http.StatusPartialContent, repository+blob, "Range", "bytes="+part)
+			}
+			c.get(http.StatusRequestedRangeNotSatisfiable, repository+blob, "Range", "bytes=10-")
 		})
 	}
-	t.Run("lists", func(t *testing.T) { // internal/registry tests what they contain
+	t.Run("lists", func(t *testing.T) {
 		c := c.in(t)
 		subject, _ := c.pushImage(digest.SHA256, "subject", []byte("subject"), nil)
 		c.pushImage(digest.SHA256, "", []byte("signature"), func(m *v1.Manifest) { m.Subject = &subject })
