@@ -12,7 +12,6 @@ import (
 	"regexp"
 	"runtime"
 	"strings"
-	"sync/atomic"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -250,38 +249,6 @@ func TestResultsAsJSON(t *testing.T) {
 				t.Errorf("it says\n%s", out)
 			}
 		})
-	}
-}
-
-func TestPullingAgainTakesWhatIsThere(t *testing.T) {
-	c := newImageCommand(t, nil)
-	from := newTestRegistry(t, false, "", "")
-	from.put(t, "app:1", runtime.GOARCH)
-	var blobs atomic.Int64
-	count := func(_ http.ResponseWriter, r *http.Request) bool {
-		if strings.Contains(r.URL.Path, "/blobs/") {
-			blobs.Add(1)
-		}
-		return false
-	}
-	from.SetFront(count)
-	pull := func(out string) {
-		c.run("pull", from.Host()+"/app:1", "--plain-http", "--out", filepath.Join(c.home, out))
-	}
-	pull("first")
-	if blobs.Load() == 0 {
-		t.Fatal("nothing was pulled")
-	}
-	blobs.Store(0)
-	pull("first")
-	pull("second")
-	pull("third.tar")
-	if n := blobs.Load(); n != 0 {
-		t.Errorf("%d requests for blobs that are in the local store", n)
-	}
-	path := require.Value(layout.FromPath(filepath.Join(c.home, "second")))(t)
-	if index, err := path.ImageIndex(); err != nil || digestOf(t, index) == "" {
-		t.Errorf("crane does not read the layout: %v", err)
 	}
 }
 
