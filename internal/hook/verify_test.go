@@ -23,20 +23,10 @@ func TestFailedPullNamesTheNodeAndRecordsNothing(t *testing.T) {
 			[]string{"probe-proxy:dev", "connection refused", "proxy.hostNetwork=true"}},
 		"pull bypasses the proxy": {state.ModeProxy, "unexpected status: 403 Forbidden", false,
 			[]string{"did not go through the node's proxy"}},
-		"a runtime that trusts no CA": {state.ModeProxy, "x509: certificate signed by unknown authority", false,
-			[]string{"--set proxy.tls=never"}},
-		"no registry":               {state.ModeProxy, "503 Service Unavailable", false, []string{"logs of the proxy pod"}},
-		"unhelpful kubelet message": {state.ModeProxy, "oh", false, []string{"logs of the proxy pod"}},
 		"no node port on loopback": {state.ModeNodePort, noHostPort, true,
 			[]string{"probe-nodeport:dev", "serves no node port on the loopback address", "--set registryProxy=true"}},
 		"a proxy answers at the node port": {state.ModeNodePort, "unexpected status: 403 Forbidden", true,
 			[]string{"in nftables mode", "--set registryProxy=true"}},
-		"wrong credential": {state.ModeNodePort, "401 Unauthorized", false, []string{"repairs the Secret …-pull"}},
-		"CRI-O": {state.ModeProxy, "dial tcp: i/o timeout", false,
-			[]string{"on CRI-O --set proxy.hostNetwork=true"}},
-		"firewall": {state.ModeNodePort, "dial tcp: i/o timeout", false, []string{"registry's port 5001"}},
-		"TLS only": {state.ModeNodePort, "http: server gave HTTP response to HTTPS client", false,
-			[]string{"--set registryProxy=true --set proxy.tls=always"}},
 	} {
 		subtest(t, name, func(t *testing.T) {
 			b := newBench(t)
