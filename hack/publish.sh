@@ -25,7 +25,7 @@ for image in init-hook registry registry-node probe; do
   digest=$(tar --extract --to-stdout --file "$image.tar" index.json | jq -er '.manifests[0].digest')
   echo "${digest#sha256:}  $registry/zarf-dev/zarf-registry/$image" >>../published
 done
-digest=$(helm push "$chart" "oci://$registry/zarf-dev/charts" "${plain[@]}" 2>&1 | tee /dev/stderr | sed -n 's/^Digest: //p')
+digest=$(helm push "$chart" "oci://$registry/zarf-dev/charts" "${plain[@]}" 2>&1 | tee >(cat >&2) | sed -n 's/^Digest: //p')
 echo "${digest#sha256:}  $registry/zarf-dev/charts/zarf-registry" >>../published
 # What Artifact Hub knows of the repository.
 oras push "${plain[@]}" "$registry/zarf-dev/charts/zarf-registry:artifacthub.io" \
