@@ -23,7 +23,8 @@ type times struct {
 	// retry is the time between the attempts for a pod, because nodes report new images late, and
 	// giveUp the time after which the healer reports that it can do nothing.
 	retry, giveUp time.Duration
-	// reconnect is the time before another watch after one that failed.
+	// reconnect is the time before another watch. An API server also ends watches when many pods change at once, and each
+	// new one begins with all pods.
 	reconnect time.Duration
 	// rollout is the time between looks at the proxies' rollouts.
 	rollout time.Duration
@@ -118,13 +119,11 @@ func (h *Healer) Run(ctx context.Context) error {
 // watchPods runs sessions until ctx ends.
 func (h *Healer) watchPods(ctx context.Context) {
 	for ctx.Err() == nil {
-		err := h.session(ctx)
-		h.watching.Store(false)
-		if err == nil || ctx.Err() != nil {
-			continue
+		if err := h.session(ctx); err != nil && ctx.Err() == nil {
+			h.watching.Store(false)
+			h.broken.Inc()
+			h.config.Logger.Warn("watching pods failed", "error", err)
 		}
-		h.broken.Inc()
-		h.config.Logger.Warn("watching pods failed", "error", err)
 		select {
 		case <-ctx.Done():
 		case <-time.After(h.times.reconnect):

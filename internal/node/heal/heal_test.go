@@ -330,7 +330,11 @@ func TestABrokenWatchIsOpenedAgain(t *testing.T) {
 			t.Errorf("%d errors counted", n)
 		}
 		s.hangUp <- struct{}{} // the API server's own timeout is no error
-		s.eventually("a third watch", func() bool { return s.watches == 3 })
+		ended := time.Now()
+		s.eventually("a third watch", func() bool { return s.watches == 3 && h.watching.Load() })
+		if after := time.Since(ended); after < h.times.reconnect {
+			t.Errorf("the third watch began after %s", after)
+		}
 		s.change("ADDED", "a/pause:1", failed)
 		s.eventually("a patch", func() bool { return len(s.patches) == 1 })
 		if n := h.broken.Get(); n != 1 {
