@@ -105,9 +105,11 @@ func scale(ctx context.Context, args []string) (err error) {
 	if err := s.phases(ctx); err != nil {
 		return err
 	}
-	if others, err := results.Read(common.Write); err == nil {
-		merge(report, others)
+	others, err := results.Read(common.Write)
+	if err != nil {
+		others = &results.Report{} // this is the first number
 	}
+	merge(report, others)
 	return report.Save(common.Write, os.Stdout)
 }
 

@@ -29,6 +29,15 @@ func TestAuditLogCountsByWho(t *testing.T) {
 	}
 }
 
+func TestTheFirstNumberHasARow(t *testing.T) {
+	report := &results.Report{}
+	report.Add(tableScaleSetUp, sized(10), took, "s", 1)
+	merge(report, &results.Report{})
+	if len(report.Subjects) == 0 || report.Subjects[0].Name != sized(10) {
+		t.Errorf("rows are %v", report.Subjects)
+	}
+}
+
 func TestMergeCalculatesTheLastRow(t *testing.T) {
 	report, others := &results.Report{}, &results.Report{}
 	report.Add(tableScaleSetUp, "1000 nodes", took, "s", 100)
