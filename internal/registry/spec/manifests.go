@@ -171,7 +171,11 @@ func (s *Registry) store(ctx context.Context, p *push) error {
 		if err := s.collector.AwaitDeletions(ctx, p.repository, involved...); err != nil {
 			return err
 		}
-		if err := s.LackingChild(ctx, p.repository, p.Described); err != nil {
+		err := s.LackingChild(ctx, p.repository, p.Described)
+		if errors.As(err, new(distribution.ErrManifestBlobUnknown)) { // not a refusal, which changes nothing
+			err = request.Unavailable("a part of this image was deleted while it was pushed: push it again: %v", err)
+		}
+		if err != nil {
 			return err
 		}
 		if found, err := s.HasAll(ctx, p.repository, p.name(), p.links); found || err != nil {
