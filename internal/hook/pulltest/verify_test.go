@@ -274,6 +274,7 @@ func TestAdviceFollowsTheModeAndTheComplaint(t *testing.T) {
 		{port, "http: server gave HTTP response to HTTPS client", "--set registryProxy=true --set proxy.tls=always"},
 		{proxy, "http: server gave HTTP response to HTTPS client", "on loopback: --set proxy.tls=always"},
 		{proxy, "x509: certificate signed by unknown authority", "nodeConfig.crio.ca=true"},
+		{proxy, "x509: certificate signed by unknown authority", "--set proxy.tls=never where"},
 		{port, "dial tcp 127.0.0.1:31999: connect: connection refused", adviceNotServed},
 		{port, "unexpected status: 403 Forbidden", adviceNotServed},
 		{proxy, "dial tcp 127.0.0.1:31999: connect: connection refused", "proxy.hostNetwork=true"},
