@@ -214,8 +214,7 @@ func (r *scrubRun) readBlobs(ctx context.Context) error {
 		progress.Bytes += b.Size
 		r.progress(new(progress))
 		if err == nil || errors.Is(err, distribution.ErrBlobUnknown) {
-			// It may have been removed since the inventory was read.
-			if found, err := r.source.Exists(ctx, storage.BlobPath(d)); !intact && (found || err != nil) {
+			if !intact && r.remainsStored(ctx, d) {
 				r.found(scrub.Problem{Kind: scrub.Damaged, Digest: d, Images: r.imagesNeeding(d)})
 			}
 		} else {
@@ -234,6 +233,12 @@ func (r *scrubRun) readBlobs(ctx context.Context) error {
 		}
 	}
 	return nil
+}
+
+// remainsStored reports whether a blob was not removed since the inventory was read.
+func (r *scrubRun) remainsStored(ctx context.Context, d digest.Digest) bool {
+	found, err := r.source.Exists(ctx, storage.BlobPath(d))
+	return found || err != nil
 }
 
 // imagesNeeding returns the images that need stored content.
