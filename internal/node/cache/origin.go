@@ -115,7 +115,8 @@ func unavailable(r *http.Response) bool { return r.StatusCode >= http.StatusInte
 func FromGateway(r *http.Response) bool {
 	switch r.StatusCode {
 	case http.StatusBadGateway, http.StatusServiceUnavailable, http.StatusGatewayTimeout:
-		return r.Header.Get(oci.HeaderAPIVersion) == "" && !strings.HasPrefix(r.Header.Get("Content-Type"), "application/json")
+		return r.Header.Get(oci.HeaderAPIVersion) == "" &&
+			!strings.HasPrefix(r.Header.Get("Content-Type"), "application/json")
 	}
 	return false
 }
