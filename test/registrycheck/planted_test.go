@@ -36,7 +36,7 @@ var bugs = []bug{
 		"	return u.removeUnless(d, func() bool { return false }, do)\n",
 	}},
 	{"other processes ignore the list of garbage", change{
-		"internal/registry/collect/admission.go",
+		"internal/registry/collect/garbagelist.go",
 		"	return c.otherCollects(r) && (r.garbage == nil || slices.ContainsFunc(digests, r.garbage.has))\n",
 		"	return false\n",
 	}},

@@ -37,7 +37,8 @@ type Inventory struct {
 	BackLinks map[RepositoryDigest][]string
 	// Canonical are the SHA-256 digests of other digests.
 	Canonical map[digest.Digest]digest.Digest
-	// Damaged are tags and links that contain no digest, and files whose name is none. What they stand for is unknown.
+	// Damaged lists tags and links without a valid digest as content, and files without one as name. It is unknown what
+	// they referred to.
 	Damaged []Damage
 
 	mu           sync.Mutex     // held while links are read at once
