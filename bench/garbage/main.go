@@ -1,5 +1,5 @@
-// Command garbage measures a registry with 100,000 blobs in S3: its catalog, the deletion of images, a garbage
-// collection, and how long pushes wait meanwhile.
+// Command garbage measures a registry with 100,000 blobs in S3: its catalog, a scrub, the deletion of images, a
+// garbage collection, and how long pushes wait meanwhile.
 //
 // S3 is versitygw on this machine, behind a proxy that adds a delay to each request.
 package main
@@ -63,6 +63,7 @@ func bench(ctx context.Context, args []string, stdout io.Writer) (err error) {
 		o.blobs/blobsOfImage, o.delay, pushers, storage.Concurrency)
 	report.Subjects = []results.Subject{
 		{Name: rowCatalog, About: "of all images and blobs"},
+		{Name: rowScrub, About: "of all blobs"},
 		{Name: rowDelete, About: "of a tenth of the images"},
 		{Name: rowMark}, {Name: rowRemark, About: "after manifests in progress"},
 		{Name: rowSweep, About: "a tenth of the blobs"},

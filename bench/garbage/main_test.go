@@ -49,7 +49,7 @@ func TestEverythingIsMeasured(t *testing.T) {
 		}
 		return m.Runs[0]
 	}
-	for _, row := range []string{rowCatalog, rowDelete, rowMark, rowRemark, rowSweep, rowCollection} {
+	for _, row := range []string{rowCatalog, rowScrub, rowDelete, rowMark, rowRemark, rowSweep, rowCollection} {
 		for _, what := range []string{"took", "requests to S3", "at 1,000,000 blobs", "memory"} {
 			if value(tableSteps, row, what) <= 0 {
 				t.Errorf("%s: no %s", row, what)

@@ -20,6 +20,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/api/catalog"
 	"github.com/zarf-dev/zarf-registry/internal/api/deletion"
 	"github.com/zarf-dev/zarf-registry/internal/api/gc"
+	"github.com/zarf-dev/zarf-registry/internal/api/scrub"
 	"github.com/zarf-dev/zarf-registry/internal/registry/storage"
 )
 
@@ -28,6 +29,7 @@ const (
 	tableWaits = "Manifests of pushes"
 
 	rowCatalog    = "catalog"
+	rowScrub      = "scrub"
 	rowDelete     = "deletion"
 	rowMark       = "marking"
 	rowRemark     = "marking again"
@@ -72,25 +74,21 @@ func measure(
 	if err := g.rest(ctx); err != nil {
 		return err
 	}
-	s, err := g.begin()
-	if err != nil {
-		return err
-	}
-	if err := g.catalog(ctx); err != nil {
-		return err
-	}
-	if _, err := s.end(rowCatalog, storage.Concurrency, g.scale()); err != nil {
-		return err
-	}
 	g.deleted = len(g.stored) / garbageShare
-	if s, err = g.begin(); err != nil {
-		return err
-	}
-	if err := g.delete(ctx, g.stored[:g.deleted]); err != nil {
-		return err
-	}
-	if _, err := s.end(rowDelete, storage.Concurrency, g.scale()); err != nil {
-		return err
+	for _, step := range []struct {
+		row string
+		do  func(context.Context) error
+	}{{rowCatalog, g.catalog}, {rowScrub, g.scrub}, {rowDelete, g.delete}} {
+		s, err := g.begin()
+		if err != nil {
+			return err
+		}
+		if err := step.do(ctx); err != nil {
+			return err
+		}
+		if _, err := s.end(step.row, storage.Concurrency, g.scale()); err != nil {
+			return err
+		}
 	}
 	alone := func(ctx context.Context) error { return program.Sleep(ctx, o.alone) }
 	if err := g.pushMeanwhile(ctx, rowAlone, alone); err != nil {
@@ -174,10 +172,38 @@ func (g *garbage) catalog(ctx context.Context) error {
 	}
 }
 
+// scrub lets the registry read all blobs.
+func (g *garbage) scrub(ctx context.Context) error {
+	query := scrub.Request{Rate: 1 << 40}.Query()
+	request, err := http.NewRequestWithContext(ctx, http.MethodPost, g.process.URL(scrub.Path+"?"+query.Encode()), nil)
+	if err != nil {
+		return err
+	}
+	response, err := registries.Do(g.client, request)
+	if err != nil {
+		return err
+	}
+	defer response.Body.Close()
+	for events := json.NewDecoder(response.Body); ; {
+		var e scrub.Event
+		if err := events.Decode(&e); err != nil {
+			return fmt.Errorf("reading all blobs: %s: %w", response.Status, err)
+		}
+		switch {
+		case e.Error != "":
+			return errors.New(e.Error)
+		case e.Result != nil && *e.Result != scrub.Result{Blobs: g.blobs, Bytes: e.Result.Bytes}:
+			return fmt.Errorf("%+v, want %d blobs without problems", *e.Result, g.blobs)
+		case e.Result != nil:
+			return nil
+		}
+	}
+}
+
 // delete deletes images by their digests, as images prune does.
-func (g *garbage) delete(ctx context.Context, images []image) error {
+func (g *garbage) delete(ctx context.Context) error {
 	query := deletion.Request{Since: time.Now().Add(time.Hour), Manifests: map[string][]digest.Digest{}}
-	for _, i := range images {
+	for _, i := range g.stored[:g.deleted] {
 		query.Manifests[i.repository] = append(query.Manifests[i.repository], i.manifest.Digest)
 	}
 	body, err := json.Marshal(query)

@@ -97,6 +97,7 @@ func unsupported(config *configuration.Configuration) []string {
 		{"notifications", config.Notifications, "the log has an audit trail"},
 		{"policy", config.Policy, "this registry accepts images of all classes"},
 		{"proxy", config.Proxy, "this registry is not a pull-through cache"},
+		{"validation.manifests.urls", config.Validation.Manifests.URLs, "OCI demands that layers may have URLs"},
 		{"validation.manifests.indexes", config.Validation.Manifests.Indexes, "an index needs all of its manifests"},
 	} {
 		if v := reflect.ValueOf(setting.value); !v.IsZero() && (v.Kind() != reflect.Map || v.Len() > 0) {

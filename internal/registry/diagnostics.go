@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"github.com/zarf-dev/zarf-registry/internal/api/loaded"
-	"github.com/zarf-dev/zarf-registry/internal/registry/request"
 	"github.com/zarf-dev/zarf-registry/internal/registry/storage"
 )
 
@@ -17,15 +16,15 @@ const diagnosticsTimeout = 30 * time.Second
 // healthHandler serves /healthz, for liveness, which succeeds while the process runs, since a restart
 // does not repair the storage; and /readyz, which reports whether clients should send requests here.
 func (s *Server) healthHandler() http.Handler {
-	return getOnly(map[string]http.Handler{
-		"/healthz": healthCheck(func() error { return nil }),
-		"/readyz": healthCheck(func() error {
-			if s.draining.Load() {
-				return errors.New("shutting down")
-			}
-			return s.health.Err(time.Now())
-		}),
-	})
+	mux := http.NewServeMux()
+	mux.Handle("GET /healthz", healthCheck(func() error { return nil }))
+	mux.Handle("GET /readyz", healthCheck(func() error {
+		if s.draining.Load() {
+			return errors.New("shutting down")
+		}
+		return s.health.Err(time.Now())
+	}))
+	return mux
 }
 
 // healthCheck responds 503 with the error of check, or 200.
@@ -41,10 +40,10 @@ func healthCheck(check func() error) http.Handler {
 }
 
 func (s *Server) metricsHandler() http.Handler {
-	return getOnly(map[string]http.Handler{
-		"/metrics":  s.metrics.handler(),
-		loaded.Path: loaded.Handler(s.loaded),
-	})
+	mux := http.NewServeMux()
+	mux.Handle("GET /metrics", s.metrics.handler())
+	mux.Handle("GET "+loaded.Path, loaded.Handler(s.loaded))
+	return mux
 }
 
 // loaded describes the certificates and credentials in use, and what follows them.
@@ -67,12 +66,4 @@ func (s *Server) loaded() loaded.State {
 		report.PlainListenerOpen = &open
 	}
 	return report
-}
-
-// getOnly serves GET and HEAD of exactly these paths.
-func getOnly(paths map[string]http.Handler) http.Handler {
-	for path, handler := range paths {
-		paths[path] = request.Methods("health and metrics", handler.ServeHTTP, http.MethodGet, http.MethodHead)
-	}
-	return own(paths, http.NotFoundHandler())
 }

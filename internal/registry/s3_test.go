@@ -198,7 +198,7 @@ func useS3(root string) (stopped func()) {
 // machine, longer.
 func older() {
 	if s3 != nil {
-		time.Sleep(time.Second)
+		time.Sleep(2 * time.Second)
 		return
 	}
 	time.Sleep(300 * time.Millisecond)

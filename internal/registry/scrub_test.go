@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"net/http"
 	"slices"
@@ -201,6 +202,31 @@ func TestScrubContinues(t *testing.T) {
 	}
 	if problems, _ := c.scrub(); len(problems) != 2 {
 		t.Errorf("then %q", problems)
+	}
+}
+
+// Requests to S3 take longer than reading a small blob.
+func TestScrubReadsSmallBlobsAtOnce(t *testing.T) {
+	t.Parallel()
+	i := start(t, newTestCA(t), t.TempDir())
+	c := i.pusher()
+	for n := range 2 * storage.Concurrency {
+		c.pushBlob("a", fmt.Sprint("blob ", n))
+	}
+	c.pushBlob("a", random(300_000))
+	var reading, most atomic.Int64
+	observe(i, func(path string) {
+		if storage.BlobData.MatchString(path) {
+			most.Store(max(most.Load(), reading.Add(1)))
+			time.Sleep(50 * time.Millisecond)
+			reading.Add(-1)
+		}
+	})
+	if problems, result := c.scrub(); len(problems) > 0 || result.Blobs != 2*storage.Concurrency+1 {
+		t.Errorf("%q, %+v", problems, result)
+	}
+	if got := most.Load(); got < storage.Concurrency/2 || got > storage.Concurrency {
+		t.Errorf("read %d blobs at once", got)
 	}
 }
 

@@ -86,12 +86,13 @@ func (f *serveFlags) run(ctx context.Context, log *slog.Logger) (err error) {
 	if f.options.Config, err = registry.LoadConfig(f.config); err != nil {
 		return &exitcode.Refusal{Err: err}
 	}
+	storage := f.options.Config.Storage.Type() // Open takes the configuration
 	registry.LimitMemory()
 	server, err := registry.Open(f.options)
 	if err != nil {
 		return &exitcode.Refusal{Err: err}
 	}
-	log.Info("starting", "version", f.options.Version, "config", f.config, "storage", f.options.Config.Storage.Type())
+	log.Info("starting", "version", f.options.Version, "config", f.config, "storage", storage)
 	return server.Serve(ctx)
 }
 

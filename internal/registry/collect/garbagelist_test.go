@@ -412,3 +412,32 @@ func TestACollectionWithAFullRecordRemovesNothing(t *testing.T) {
 		}
 	})
 }
+
+// secondsDriver stamps files with whole seconds, like S3.
+type secondsDriver struct{ storagedriver.StorageDriver }
+
+func (d secondsDriver) Stat(ctx context.Context, name string) (storagedriver.FileInfo, error) {
+	info, err := d.StorageDriver.Stat(ctx, name)
+	if err != nil {
+		return nil, err
+	}
+	return storagedriver.FileInfoInternal{FileInfoFields: storagedriver.FileInfoFields{
+		Path: info.Path(), Size: info.Size(), IsDir: info.IsDir(), ModTime: info.ModTime().Truncate(time.Second),
+	}}, nil
+}
+
+func TestGracePeriodOfWholeSeconds(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		m := newTestStorage(t)
+		old := m.blob("old")
+		time.Sleep(10*time.Second + 900*time.Millisecond)
+		young := m.blob("young") // with the stamp of 10 s
+		time.Sleep(4700 * time.Millisecond)
+		m.StorageDriver = secondsDriver{m.StorageDriver}
+		result := m.collect(m.process(), gc.Request{Grace: 5 * time.Second}, nothing)
+		if m.has(old) || !m.has(young) || result.Blobs != 1 || result.Kept != 1 {
+			t.Errorf("%+v, old: %t, young: %t", result, m.has(old), m.has(young))
+		}
+	})
+}

@@ -182,6 +182,9 @@ func (c *leaseClient) acquire(ctx context.Context, list garbageSet) (*lease, err
 	}
 	if info, err := c.driver.Stat(ctx, leasePath); err == nil {
 		l.behind = max(0, l.renewed.Sub(info.ModTime()))
+		if info.ModTime().Nanosecond() == 0 {
+			l.behind += time.Second // S3 stamps whole seconds, so each stamp may be that much too early
+		}
 	}
 	_, _ = c.read(ctx, 0) // for metrics and reports of this process
 	l.keep(ctx, l.heartbeat)

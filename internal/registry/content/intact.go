@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"reflect"
 	"time"
 
 	"github.com/distribution/distribution/v3"
@@ -167,11 +168,9 @@ func (s *Store) Examine(ctx context.Context, d digest.Digest, read func(io.Reade
 	want := sizeRecord{Size: after.Size()}
 	if !verifier.Verified() {
 		want = sizeRecord{Size: record.Size, Damaged: &storedData{after.Size(), after.ModTime()}}
-		if record.Damaged != nil && *record.Damaged == *want.Damaged {
-			return false, nil
-		}
-	} else if record == want {
-		return true, nil
+	}
+	if reflect.DeepEqual(record, want) {
+		return verifier.Verified(), nil
 	}
 	if err := want.write(ctx, s.Driver, d); err != nil {
 		return false, err

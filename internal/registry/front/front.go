@@ -92,7 +92,7 @@ func (f *Front) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		r.Header.Del("Cookie")
 		f.Next.ServeHTTP(e, request.With(r, to, &peer.Caller))
 	}
-	code = e.code()
+	code = cmp.Or(e.status, http.StatusOK) // what net/http sends if the handler sets none
 }
 
 // peer is the client of a request, with what only the front end needs.
@@ -240,10 +240,6 @@ func (e *exchange) Flush() {
 
 // Unwrap is for http.ResponseController.
 func (e *exchange) Unwrap() http.ResponseWriter { return e.ResponseWriter }
-
-func (e *exchange) code() int {
-	return cmp.Or(e.status, http.StatusOK) // what net/http sends if the handler sets none
-}
 
 func (e *exchange) extendWrite() { _ = e.control.SetWriteDeadline(time.Now().Add(e.idleTimeout)) }
 

@@ -34,6 +34,8 @@ const (
 	scrubResume = 7 * 24 * time.Hour
 	// scrubFollowPeriod is how often the record is read, and its problems checked again.
 	scrubFollowPeriod = time.Minute
+	// scrubBatch is how many bytes of blobs are read at once, unless it is one blob.
+	scrubBatch = 256 << 10
 	// maxScrubProblems limits the record.
 	maxScrubProblems = 1000
 )
@@ -41,7 +43,7 @@ const (
 // scrubRecord is the content of scrubPath.
 type scrubRecord struct {
 	Began time.Time `json:"began"`
-	// Last is the blob that was read last. They are read in the order of their digests.
+	// Last is the blob up to which all were read, in the order of their digests.
 	Last digest.Digest `json:"last,omitempty"`
 	// Finished is when the last complete scrub ended, and Problems are the first that it found.
 	Finished time.Time       `json:"finished,omitzero"`
@@ -192,8 +194,6 @@ func (s *Scrubber) Status() *loaded.Scrub {
 	}
 	slices.Sort(status.Images)
 	status.Images = slices.Compact(status.Images)
-	if len(status.Images) > loaded.MaxScrubImages {
-		status.Images = status.Images[:loaded.MaxScrubImages]
-	}
+	status.Images = status.Images[:min(len(status.Images), loaded.MaxScrubImages)]
 	return status
 }

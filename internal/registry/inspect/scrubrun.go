@@ -71,7 +71,10 @@ func (r *scrubRun) all(ctx context.Context) error {
 	}
 	for _, d := range r.Damaged { // images name what a damaged link hides
 		if d.Tag != "" {
-			r.found(scrub.Problem{Kind: scrub.Damaged, Images: []scrub.Image{{Repository: d.Repository, Tag: d.Tag}}})
+			image := scrub.Image{Repository: d.Repository, Tag: d.Tag}
+			if err := r.found(ctx, scrub.Problem{Kind: scrub.Damaged, Images: []scrub.Image{image}}); err != nil {
+				return err
+			}
 		}
 	}
 	for _, m := range r.Manifests {
@@ -82,11 +85,9 @@ func (r *scrubRun) all(ctx context.Context) error {
 			return err
 		}
 	}
-	r.record.Last, r.record.Finished, r.record.Problems = "", time.Now().UTC(), r.problems
+	r.record.Last, r.record.Finished = "", time.Now().UTC()
+	r.record.Problems = r.problems[:min(len(r.problems), maxScrubProblems)]
 	r.result.Problems = len(r.problems)
-	if len(r.problems) > maxScrubProblems {
-		r.record.Problems = r.problems[:maxScrubProblems]
-	}
 	r.last.Store(&r.record)
 	return r.save(ctx)
 }
@@ -188,42 +189,36 @@ func (r *scrubRun) needing(d digest.Digest) iter.Seq[content.RepositoryDigest] {
 
 // readBlobs reads the blobs that were not read before an interruption.
 func (r *scrubRun) readBlobs(ctx context.Context) error {
-	progress := scrub.Progress{}
+	var progress scrub.Progress
 	for _, b := range r.Blobs {
 		progress.Total += b.Size
 	}
-	saved := time.Now()
-	for _, b := range r.Blobs {
-		d := b.Digest()
-		intact, known := r.checked[b.Key]
-		var err error
-		switch {
-		case known:
-		case d <= r.record.Last:
-			_, _, err = r.source.Size(ctx, d)
-			intact = err == nil
-		default:
-			intact, err = r.source.Examine(ctx, d, func(data io.Reader) io.Reader {
-				return pacedReader{data, ctx, r.pace, func(n int) {
-					progress.Bytes += int64(n)
-					r.progress(new(progress))
-				}}
-			})
-			progress.Bytes -= b.Size // counted below
-		}
-		progress.Bytes += b.Size
+	read := func(bytes int64) {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		progress.Bytes += bytes
 		r.progress(new(progress))
-		if err == nil || errors.Is(err, distribution.ErrBlobUnknown) {
-			if !intact && r.remainsStored(ctx, d) {
-				r.found(scrub.Problem{Kind: scrub.Damaged, Digest: d, Images: r.imagesNeeding(d)})
+	}
+	saved := time.Now()
+	for rest := r.Blobs; len(rest) > 0; {
+		batch := firstBatch(rest)
+		rest = rest[len(batch):]
+		results, err := storage.InOrder(ctx, batch, storage.Concurrency,
+			func(ctx context.Context, b content.Blob) (intact *bool, err error) { return r.readBlob(ctx, b, read) })
+		for n, b := range batch {
+			if results[n] == nil {
+				break // with an error
 			}
-		} else {
-			return poll.Cause(ctx, errors.Join(fmt.Errorf("reading %s: %w", d, err), r.save(ctx)))
+			d := b.Digest()
+			if !*results[n] {
+				err = cmp.Or(err, r.found(ctx, scrub.Problem{Kind: scrub.Damaged, Digest: d, Images: r.imagesNeeding(d)}))
+			}
+			r.result.Blobs++
+			r.result.Bytes += b.Size
+			r.record.Last = max(r.record.Last, d)
 		}
-		r.result.Blobs++
-		r.result.Bytes += b.Size
-		if d > r.record.Last {
-			r.record.Last = d
+		if err != nil {
+			return poll.Cause(ctx, errors.Join(err, r.save(ctx)))
 		}
 		if time.Since(saved) > scrubSavePeriod {
 			saved = time.Now()
@@ -235,10 +230,39 @@ func (r *scrubRun) readBlobs(ctx context.Context) error {
 	return nil
 }
 
-// remainsStored reports whether a blob was not removed since the inventory was read.
-func (r *scrubRun) remainsStored(ctx context.Context, d digest.Digest) bool {
-	found, err := r.source.Exists(ctx, storage.BlobPath(d))
-	return found || err != nil
+// firstBatch returns the first blobs, which are read at once if they are small: requests take longer than their data.
+func firstBatch(blobs []content.Blob) []content.Blob {
+	bytes := int64(0)
+	for n, b := range blobs {
+		if bytes += b.Size; n == storage.Concurrency || n > 0 && bytes > scrubBatch {
+			return blobs[:n]
+		}
+	}
+	return blobs
+}
+
+// readBlob compares a blob with its digest, unless that was done before. It calls read for what it has read.
+func (r *scrubRun) readBlob(ctx context.Context, b content.Blob, read func(bytes int64)) (intact *bool, err error) {
+	d, rest := b.Digest(), b.Size
+	ok, known := r.checked[b.Key]
+	switch {
+	case known:
+	case d <= r.record.Last:
+		_, _, err = r.source.Size(ctx, d)
+		ok = err == nil
+	default:
+		ok, err = r.source.Examine(ctx, d, func(data io.Reader) io.Reader {
+			return pacedReader{data, ctx, r.pace, func(n int) {
+				rest -= int64(n)
+				read(int64(n))
+			}}
+		})
+	}
+	if err != nil && !errors.Is(err, distribution.ErrBlobUnknown) {
+		return nil, fmt.Errorf("reading %s: %w", d, err)
+	}
+	read(rest)
+	return &ok, nil
 }
 
 // imagesNeeding returns the images that need stored content.
@@ -294,7 +318,7 @@ func (r *scrubRun) images(what content.RepositoryDigest) []scrub.Image {
 	return images
 }
 
-// reportMissing reports what is still missing: meanwhile, images were deleted, and content was pushed.
+// reportMissing reports what is missing.
 func (r *scrubRun) reportMissing(ctx context.Context) error {
 	problems := map[digest.Digest]*scrub.Problem{}
 	for what := range r.missing {
@@ -308,20 +332,21 @@ func (r *scrubRun) reportMissing(ctx context.Context) error {
 	for _, d := range slices.Sorted(maps.Keys(problems)) {
 		p := problems[d]
 		p.Images = sorted(p.Images)
-		remaining, err := r.remains(ctx, *p)
-		if err != nil {
+		if err := r.found(ctx, *p); err != nil {
 			return err
-		}
-		if remaining {
-			r.found(*p)
 		}
 	}
 	return nil
 }
 
-func (r *scrubRun) found(p scrub.Problem) {
-	r.problems = append(r.problems, p)
-	r.report(p)
+// found reports a problem that remains: meanwhile, images were deleted, and content was pushed.
+func (r *scrubRun) found(ctx context.Context, p scrub.Problem) error {
+	remaining, err := r.remains(ctx, p)
+	if remaining {
+		r.problems = append(r.problems, p)
+		r.report(p)
+	}
+	return err
 }
 
 // save writes the record, also if the client has just disconnected.

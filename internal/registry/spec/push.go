@@ -5,12 +5,8 @@ import (
 	"io"
 	"mime"
 	"net/http"
-	"net/url"
-	"regexp"
 	"slices"
-	"strings"
 
-	"github.com/distribution/distribution/v3/configuration"
 	"github.com/distribution/distribution/v3/registry/api/errcode"
 	"github.com/distribution/reference"
 	"github.com/opencontainers/go-digest"
@@ -73,10 +69,6 @@ func (s *Registry) newPush(r *http.Request, to request.Target, data []byte) (*pu
 	if err := p.parse(r.Header.Get("Content-Type")); err != nil {
 		return nil, errcode.ErrorCodeManifestInvalid.WithDetail(err.Error())
 	}
-	if !s.urls.permit(p.Described) {
-		return nil, errcode.ErrorCodeManifestInvalid.WithMessage("a layer of the image is stored at a URL from which this " +
-			"registry does not let nodes pull")
-	}
 	return p, nil
 }
 
@@ -113,31 +105,4 @@ func (p *push) describe(header http.Header) {
 			header.Add("OCI-Tag", tag)
 		}
 	}
-}
-
-// urlPolicy says from where nodes may pull layers that are not stored here. The zero value permits everything.
-type urlPolicy struct{ allow, deny *regexp.Regexp }
-
-// newURLPolicy takes expressions that distribution has validated.
-func newURLPolicy(config configuration.Validation) (p urlPolicy) {
-	compile := func(any []string) *regexp.Regexp {
-		if len(any) == 0 || config.Disabled {
-			return nil
-		}
-		return regexp.MustCompile(strings.Join(any, "|"))
-	}
-	return urlPolicy{compile(config.Manifests.URLs.Allow), compile(config.Manifests.URLs.Deny)}
-}
-
-func (p urlPolicy) permit(m content.Described) bool {
-	for _, blob := range m.Blobs() {
-		for _, text := range blob.URLs {
-			u, err := url.Parse(text)
-			if err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Fragment != "" ||
-				p.allow != nil && !p.allow.MatchString(text) || p.deny != nil && p.deny.MatchString(text) {
-				return false
-			}
-		}
-	}
-	return true
 }

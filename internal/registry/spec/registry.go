@@ -34,8 +34,7 @@ type Registry struct {
 	*content.Store
 	readOnly  bool
 	headers   http.Header // of all responses
-	urls      urlPolicy
-	maxTags   int // in a page
+	maxTags   int         // in a page
 	collector *collect.Collector
 	tags      tagLocks
 	commits   commits
@@ -74,7 +73,7 @@ func Open(config *configuration.Configuration, driver storagedriver.StorageDrive
 		"registry": {{Name: ownUploads, Options: configuration.Parameters{"source": s}}},
 	}
 	s.app = handlers.NewApp(context.Background(), config)
-	s.urls, s.maxTags = newURLPolicy(config.Validation), config.Tags.MaxTags
+	s.maxTags = config.Tags.MaxTags
 	return s, nil
 }
 

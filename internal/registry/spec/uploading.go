@@ -100,17 +100,14 @@ func (s *Registry) continueUpload(w http.ResponseWriter, r *http.Request, to req
 	}
 	response := request.Buffer(w)
 	s.distribute(response, r)
-	finished := false
 	if response.Status == http.StatusNotFound && s.commits.has(r.URL.Path, d) {
-		_, _, err := s.findBlob(r.Context(), to.Repository, d, true)
-		finished = err == nil
+		if _, _, err := s.findBlob(r.Context(), to.Repository, d, true); err == nil {
+			request.ClearHeader(w.Header())
+			blobCreated(w, to.Repository, d)
+			return nil
+		}
 	}
-	if finished {
-		request.ClearHeader(w.Header())
-		blobCreated(w, to.Repository, d)
-	} else {
-		response.Send(w)
-	}
+	response.Send(w)
 	return nil
 }
 
