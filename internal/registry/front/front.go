@@ -84,7 +84,10 @@ func (f *Front) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	to := request.Parse(r)
 	switch err := f.admit(w, r, to, peer); {
 	case err != nil:
-		f.refuse(e, r, to, err)
+		if coded, ok := errors.AsType[errcode.Error](err); ok && coded.Code == errcode.ErrorCodeUnauthorized {
+			w.Header().Set("WWW-Authenticate", f.challenge(r, to))
+		}
+		request.WriteError(e, err)
 	case to.Token:
 		f.serveToken(e, r, peer)
 	default:
@@ -161,14 +164,6 @@ func (f *Front) login(r *http.Request, peer *peer) login {
 		}
 		return user, err
 	}}
-}
-
-// refuse responds with err. If that is 401, it adds a challenge.
-func (f *Front) refuse(w http.ResponseWriter, r *http.Request, to request.Target, err error) {
-	if coded, ok := errors.AsType[errcode.Error](err); ok && coded.Code == errcode.ErrorCodeUnauthorized {
-		w.Header().Set("WWW-Authenticate", f.challenge(r, to))
-	}
-	request.WriteError(w, err)
 }
 
 func (f *Front) logRequest(r *http.Request, code int, e *exchange, peer *peer, took time.Duration) {

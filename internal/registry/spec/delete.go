@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/distribution/distribution/v3/registry/api/errcode"
+	storagedriver "github.com/distribution/distribution/v3/registry/storage/driver"
 	"github.com/distribution/reference"
 	"github.com/opencontainers/go-digest"
 
@@ -70,7 +71,8 @@ type manifestDeletion struct {
 type repositoryDeletion struct {
 	*manifestDeletion
 	repository string
-	manifests  [][]digest.Digest // with all digests of each, the given one first
+	manifests  [][]digest.Digest           // with all digests of each, the given one first
+	pushed     map[digest.Digest]time.Time // all of the repository, with since
 	removed    map[digest.Digest]bool
 	atOnce     int
 }
@@ -87,7 +89,8 @@ func (s *Registry) deleteManifests(ctx context.Context, manifests map[string][]d
 	all := &manifestDeletion{Registry: s, since: since, report: report}
 	repositories, err := storage.InOrder(ctx, slices.Sorted(maps.Keys(manifests)), storage.ManifestConcurrency,
 		func(ctx context.Context, repository string) (*repositoryDeletion, error) {
-			r := &repositoryDeletion{all, repository, nil, map[digest.Digest]bool{}, max(1, storage.Concurrency/len(manifests))}
+			r := &repositoryDeletion{manifestDeletion: all, repository: repository, pushed: map[digest.Digest]time.Time{},
+				removed: map[digest.Digest]bool{}, atOnce: max(1, storage.Concurrency/len(manifests))}
 			return r, r.name(ctx, manifests[repository])
 		})
 	if err != nil {
@@ -108,6 +111,11 @@ func (s *Registry) deleteManifests(ctx context.Context, manifests map[string][]d
 }
 
 func (r *repositoryDeletion) delete(ctx context.Context) error {
+	if !r.since.IsZero() {
+		if err := r.readPushed(ctx); err != nil {
+			return err
+		}
+	}
 	var mu sync.Mutex
 	// Indexes come first: what they contain is deleted once nothing refers to it.
 	for pending := r.manifests; len(pending) > 0; {
@@ -144,6 +152,17 @@ func (r *repositoryDeletion) delete(ctx context.Context) error {
 		pending = referred
 	}
 	return r.untagAll(ctx)
+}
+
+// readPushed reads when the manifests of the repository were pushed. S3 tells that of a thousand in one request.
+func (r *repositoryDeletion) readPushed(ctx context.Context) error {
+	dir := storage.RevisionsDir(r.repository)
+	return storage.WalkFiles(ctx, r.Driver, dir, func(info storagedriver.FileInfo) error {
+		if m := storage.NamedLink.FindStringSubmatch(info.Path()); m != nil {
+			r.pushed[storage.PathDigest(m[4], m[5])] = info.ModTime().UTC()
+		}
+		return nil
+	})
 }
 
 func (r *repositoryDeletion) done(names []digest.Digest, existed bool, kept error) {
@@ -189,33 +208,18 @@ func (r *repositoryDeletion) name(ctx context.Context, digests []digest.Digest) 
 func (r *repositoryDeletion) check(ctx context.Context, names []digest.Digest) (
 	kept error, index digest.Digest, err error,
 ) {
-	if r.since.IsZero() {
-		return nil, "", nil
-	}
-	exists := false
+	exists := false // without since, nothing is known to exist
 	for _, d := range names {
-		link, err := r.Driver.Stat(ctx, storage.RevisionPath(r.repository, d))
-		if storage.IsNotFound(err) {
-			continue
-		}
-		if err != nil {
-			return nil, "", err
-		}
-		exists = true
-		pushed := link.ModTime().UTC()
-		if !pushed.Truncate(time.Second).Before(r.since.Truncate(time.Second)) {
+		pushed, found := r.pushed[d]
+		exists = exists || found
+		if found && !pushed.Truncate(time.Second).Before(r.since.Truncate(time.Second)) {
 			return request.Denied("%s@%s was pushed again at %s", r.repository, d, pushed.Format(time.RFC3339)), "", nil
 		}
 	}
-	if !exists {
-		return nil, "", nil
+	for n := 0; exists && n < len(names) && index == "" && err == nil; n++ {
+		index, err = r.IndexOf(ctx, r.repository, names[n])
 	}
-	for _, d := range names {
-		if index, err = r.IndexOf(ctx, r.repository, d); index != "" || err != nil {
-			return nil, index, err
-		}
-	}
-	return nil, "", nil
+	return nil, index, err
 }
 
 // remove removes a manifest, and then its back links.
