@@ -13,6 +13,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/zarf-dev/zarf-registry/bench/internal/results"
+	"github.com/zarf-dev/zarf-registry/internal/release/plan"
 )
 
 const tableLater = "A node added later"
@@ -52,7 +53,7 @@ func (c *cluster) measureNode(ctx context.Context, report *results.Report, image
 	}()
 	var since time.Time
 	for event := range nodes.ResultChan() {
-		if n, is := event.Object.(*corev1.Node); is && nodeReady(n) {
+		if n, is := event.Object.(*corev1.Node); is && plan.NodeReady(*n) {
 			since = time.Now()
 			break
 		}
@@ -78,12 +79,6 @@ func (c *cluster) measureNode(ctx context.Context, report *results.Report, image
 	}
 	_, err = c.command(ctx, "remove-node", name)
 	return errors.Join(err, c.proxies(ctx, 2))
-}
-
-func nodeReady(n *corev1.Node) bool {
-	return slices.ContainsFunc(n.Status.Conditions, func(condition corev1.NodeCondition) bool {
-		return condition.Type == corev1.NodeReady && condition.Status == corev1.ConditionTrue
-	})
 }
 
 // proxies waits until exactly want proxies exist, all of them ready.

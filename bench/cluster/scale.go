@@ -21,7 +21,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
@@ -35,6 +34,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/bench/internal/results"
 	kube "github.com/zarf-dev/zarf-registry/internal/cluster"
 	"github.com/zarf-dev/zarf-registry/internal/payload/injector"
+	"github.com/zarf-dev/zarf-registry/internal/release/plan"
 )
 
 const (
@@ -239,7 +239,7 @@ func (s *simulation) start(ctx context.Context, nodes int) error {
 			return false, err
 		}
 		late := slices.ContainsFunc(list.Items, func(n corev1.Node) bool {
-			return !nodeReady(&n) || slices.ContainsFunc(n.Spec.Taints, func(t corev1.Taint) bool {
+			return !plan.NodeReady(n) || slices.ContainsFunc(n.Spec.Taints, func(t corev1.Taint) bool {
 				return t.Key == corev1.TaintNodeNotReady
 			})
 		})
@@ -249,27 +249,7 @@ func (s *simulation) start(ctx context.Context, nodes int) error {
 
 // inNetwork calls f in the API server's network namespace.
 func (s *simulation) inNetwork(f func() error) error {
-	runtime.LockOSThread()
-	defer runtime.UnlockOSThread()
-	there, err := os.Open(fmt.Sprintf("/proc/%d/ns/net", s.pids[apiServer]))
-	if err != nil {
-		return err
-	}
-	defer there.Close()
-	here, err := os.Open("/proc/thread-self/ns/net")
-	if err != nil {
-		return err
-	}
-	defer here.Close()
-	if err := unix.Setns(int(there.Fd()), unix.CLONE_NEWNET); err != nil {
-		return err
-	}
-	err = f()
-	// The thread must go back and not end: it may be the parent of processes, which the kernel would kill.
-	if err := unix.Setns(int(here.Fd()), unix.CLONE_NEWNET); err != nil {
-		panic(err)
-	}
-	return err
+	return program.InNetwork(fmt.Sprintf("/proc/%d/ns/net", s.pids[apiServer]), f)
 }
 
 // phases measures all phases.
@@ -302,7 +282,7 @@ func (s *simulation) away(ctx context.Context) error {
 	s.nodes[0].Stop()
 	return waitFor(ctx, "the node to be away", func() (bool, error) {
 		node, err := s.client.CoreV1().Nodes().Get(ctx, s.nodes[0].Name, metav1.GetOptions{})
-		return err == nil && !nodeReady(node), errors.Join(err, program.Sleep(ctx, time.Second))
+		return err == nil && !plan.NodeReady(*node), errors.Join(err, program.Sleep(ctx, time.Second))
 	})
 }
 

@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"fmt"
-	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
@@ -65,8 +64,9 @@ func tools() []tool {
 
 // findTools returns all tools with their programs and versions.
 func findTools(ctx context.Context, o options) (found []tool, err error) {
+	c := &cluster{options: o}
 	for _, t := range tools() {
-		if t.program, t.Version, err = find(ctx, o, t.Name); err != nil {
+		if t.program, t.Version, err = c.find(ctx, t.Name); err != nil {
 			return nil, fmt.Errorf("%s: %w: make bench-cluster installs or builds it", t.Name, err)
 		}
 		found = append(found, t)
@@ -75,32 +75,21 @@ func findTools(ctx context.Context, o options) (found []tool, err error) {
 }
 
 // find returns a tool's program and version.
-func find(ctx context.Context, o options, name string) (program, version string, err error) {
+func (c *cluster) find(ctx context.Context, name string) (program, version string, err error) {
 	argument := "version"
 	switch name {
 	case ours:
-		program, err = filepath.Abs(o.zarf)
+		program, err = filepath.Abs(c.zarf)
 	case "skopeo":
 		argument = "--version"
 		program, err = exec.LookPath(name)
 	default:
-		program, err = output(ctx, o.testcluster, "tool", name)
+		program, err = c.tool(ctx, name)
 	}
 	if err != nil {
 		return "", "", err
 	}
-	version, err = output(ctx, program, argument)
+	version, err = c.output(ctx, program, argument)
 	version, _, _ = strings.Cut(version, "\n")
 	return program, strings.TrimSpace(strings.TrimPrefix(strings.TrimPrefix(version, "VCSTag:"), "skopeo version ")), err
-}
-
-// output runs a command and returns its trimmed stdout.
-func output(ctx context.Context, name string, args ...string) (string, error) {
-	command := exec.CommandContext(ctx, name, args...)
-	command.Stderr = os.Stderr
-	out, err := command.Output()
-	if err != nil {
-		return "", fmt.Errorf("%s %s: %w", name, strings.Join(args, " "), err)
-	}
-	return strings.TrimSpace(string(out)), nil
 }

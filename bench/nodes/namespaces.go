@@ -15,6 +15,8 @@ import (
 
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
+
+	"github.com/zarf-dev/zarf-registry/bench/internal/program"
 )
 
 // insideMode as the first argument tells the program that it has namespaces of its own.
@@ -138,27 +140,11 @@ func (m member) command(program string, args ...string) (string, []string) {
 }
 
 // dial connects from the namespace.
-func (m member) dial(ctx context.Context, network, address string) (net.Conn, error) {
-	there, err := os.Open(filepath.Join(netnsDir, m.name))
-	if err != nil {
-		return nil, err
-	}
-	defer there.Close()
-	here, err := os.Open("/proc/self/ns/net")
-	if err != nil {
-		return nil, err
-	}
-	defer here.Close()
-	runtime.LockOSThread()
-	defer runtime.UnlockOSThread()
-	if err := unix.Setns(int(there.Fd()), unix.CLONE_NEWNET); err != nil {
-		return nil, err
-	}
-	c, err := new(net.Dialer).DialContext(ctx, network, address)
-	// The thread must go back and not end: it may be the parent of processes, which the kernel would kill.
-	if err := unix.Setns(int(here.Fd()), unix.CLONE_NEWNET); err != nil {
-		panic(err)
-	}
+func (m member) dial(ctx context.Context, network, address string) (c net.Conn, err error) {
+	err = program.InNetwork(filepath.Join(netnsDir, m.name), func() (err error) {
+		c, err = new(net.Dialer).DialContext(ctx, network, address)
+		return err
+	})
 	return c, err
 }
 

@@ -23,6 +23,7 @@ import (
 	"time"
 
 	"github.com/zarf-dev/zarf-registry/bench/internal/program"
+	"github.com/zarf-dev/zarf-registry/bench/internal/registries"
 	"github.com/zarf-dev/zarf-registry/bench/internal/results"
 	"github.com/zarf-dev/zarf-registry/internal/pki"
 )
@@ -34,7 +35,7 @@ func run(ctx context.Context, args []string) error {
 	if len(args) > 0 {
 		switch args[0] {
 		case registryMode:
-			return serveRegistry(args[1:], os.Stdin, os.Stdout)
+			return serveRegistry(args[1:])
 		case naiveMode:
 			return serveNaive(args[1:])
 		}
@@ -83,28 +84,29 @@ func bench(ctx context.Context, args []string) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
-	certificates, err := makeCertificates(dir)
+	certificates, node, err := makeCertificates(dir)
 	if err != nil {
 		return fmt.Errorf("creating certificates: %w", err)
 	}
-	registry, address, err := startRegistry(filepath.Join(dir, "registry"))
+	registry, err := startRegistry(ctx, certificates)
 	if err != nil {
 		return fmt.Errorf("starting the registry: %w", err)
 	}
-	defer registry.stop()
+	defer registry.Stop()
 	found, err := findSubjects(ctx, o, dir)
 	if err != nil {
 		return err
 	}
-	report.How, report.Subjects = how(o.load), described(found)
+	report.How = how(o.load)
 	m := &measurement{
-		load: o.load, dir: dir, registry: address, certificates: certificates, report: report,
+		load: o.load, dir: dir, registry: registry.Address, certificates: node, report: report,
 		left: map[string]*leftover{},
 	}
 	defer m.end()
 	names := make([]string, 0, len(found))
 	for _, s := range found {
 		names = append(names, s.Name)
+		report.Subjects = append(report.Subjects, s.Subject)
 	}
 	err = report.Repeat(o.Runs, names, func(n int) error { return m.measure(ctx, found[n]) })
 	if err != nil {
@@ -126,51 +128,20 @@ func how(l load) string {
 		clients, l.connect, l.keep, float64(l.stream)/(1<<30), l.idle, l.quiet)
 }
 
-// certificates are paths of the files that clients of the registry need.
-type certificates struct {
-	dir                string // with the names that registry-node expects
-	cert, key, ca, pem string // pem has both certificate and key
-}
-
 // registryName is the DNS name in the registry's certificate. The certificate also has the IP address,
 // because socat compares it with the destination.
 const registryName = "zarf-registry.zarf.svc"
 
 // makeCertificates creates the directories registry and node, with certificates of one CA.
-func makeCertificates(dir string) (certificates, error) {
-	now := time.Now()
-	ca, err := pki.NewCA("bench", now, 0)
-	if err != nil {
-		return certificates{}, err
+func makeCertificates(dir string) (issued *registries.Certificates, node string, err error) {
+	registry, node := filepath.Join(dir, "registry"), filepath.Join(dir, "node")
+	if issued, err = registries.NewCertificates(registry); err != nil {
+		return nil, "", err
 	}
-	for name, leaf := range map[string]pki.Leaf{
-		"registry": {DNSNames: []string{registryName}, IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
-			Usages: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}},
-		"node": {Usages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}},
-	} {
-		leaf.CommonName = name
-		pair, err := ca.Issue(leaf, now)
-		if err != nil {
-			return certificates{}, err
-		}
-		for file, content := range map[string][]byte{
-			"tls.crt": pair.Certificate, "tls.key": pair.Key, "ca.crt": ca.KeyPair().Certificate,
-			"both.pem": append(append([]byte(nil), pair.Certificate...), pair.Key...),
-		} {
-			if err := writeFile(filepath.Join(dir, name, file), content); err != nil {
-				return certificates{}, err
-			}
-		}
-	}
-	of := func(name string) string { return filepath.Join(dir, "node", name) }
-	return certificates{dir: of(""), cert: of("tls.crt"), key: of("tls.key"), ca: of("ca.crt"), pem: of("both.pem")}, nil
-}
-
-func writeFile(path string, content []byte) error {
-	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
-		return err
-	}
-	return os.WriteFile(path, content, 0o600)
+	return issued, node, errors.Join(
+		issued.Write(registry, pki.Leaf{CommonName: "registry", DNSNames: []string{registryName},
+			IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}, Usages: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}}),
+		issued.Write(node, pki.Leaf{CommonName: "node", Usages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}}))
 }
 
 // raiseFileLimit raises the limit of open files for this process and its children. A proxy needs two

@@ -72,23 +72,23 @@ func TestEverythingIsMeasuredInEveryRun(t *testing.T) {
 // TLS 1.2 has cheaper handshakes and other record headers.
 func TestOlderTLSIsNotMeasured(t *testing.T) {
 	dir := t.TempDir()
-	certificates, err := makeCertificates(dir)
+	certificates, node, err := makeCertificates(dir)
 	if err != nil {
 		t.Fatal(err)
 	}
-	registry, address, err := startRegistry(filepath.Join(dir, "registry"))
+	registry, err := startRegistry(t.Context(), certificates)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer registry.stop()
-	source, err := tlsfiles.Open(certificates.dir, tlsfiles.WithLogger(slog.New(slog.DiscardHandler)))
+	defer registry.Stop()
+	source, err := tlsfiles.Open(node, tlsfiles.WithLogger(slog.New(slog.DiscardHandler)))
 	if err != nil {
 		t.Fatal(err)
 	}
 	for version, accepted := range map[uint16]bool{tls.VersionTLS12: false, tls.VersionTLS13: true} {
 		config := tlsfiles.ClientConfig(source.Current(), registryName)
 		config.MinVersion, config.MaxVersion = version, version
-		c, err := tls.Dial("tcp", address, config)
+		c, err := tls.Dial("tcp", registry.Address, config)
 		if accepted != (err == nil) {
 			t.Errorf("%s: %v", tls.VersionName(version), err)
 		}

@@ -5,13 +5,14 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"os/exec"
+	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
-	"github.com/zarf-dev/zarf-registry/bench/internal/processes"
 	"github.com/zarf-dev/zarf-registry/bench/internal/program"
+	"github.com/zarf-dev/zarf-registry/bench/internal/registries"
 	"github.com/zarf-dev/zarf-registry/bench/internal/results"
 	"github.com/zarf-dev/zarf-registry/internal/net/freeport"
 )
@@ -43,14 +44,14 @@ type measurement struct {
 	load         load
 	dir          string
 	registry     string // host:port
-	certificates certificates
+	certificates string // directory
 	report       *results.Report
 	left         map[string]*leftover // by subject
 }
 
 // leftover is a proxy that idles after the load until its memory is measured again.
 type leftover struct {
-	process *process
+	process *registries.Process
 	idle    idle
 	since   time.Time
 }
@@ -70,13 +71,13 @@ func (m *measurement) measure(ctx context.Context, s subject) error {
 		return err
 	}
 	if err := m.measureProcess(ctx, s.Name, dial, p); err != nil {
-		p.stop()
-		return fmt.Errorf("%w\noutput: %s", err, p.log)
+		p.Stop()
+		return fmt.Errorf("%w\noutput: %s", err, p.Output())
 	}
 	return nil
 }
 
-func (m *measurement) measureProcess(ctx context.Context, name string, dial dialer, p *process) error {
+func (m *measurement) measureProcess(ctx context.Context, name string, dial dialer, p *registries.Process) error {
 	rest := &leftover{process: p}
 	defer rest.idle.close()
 	if err := rest.idle.add(ctx, dial, m.load.idle); err != nil {
@@ -102,7 +103,7 @@ func (m *measurement) memory(name, what string, l *leftover) error {
 	if err := l.idle.alive(); err != nil {
 		return fmt.Errorf("%s: %w", what, err)
 	}
-	bytes, err := processes.Memory(l.process.Process.Pid)
+	bytes, err := l.process.Memory()
 	if err != nil {
 		return err
 	}
@@ -117,7 +118,7 @@ func (m *measurement) finish(ctx context.Context, name string) error {
 		return nil
 	}
 	delete(m.left, name)
-	defer l.process.stop()
+	defer l.process.Stop()
 	defer l.idle.close()
 	if err := program.Sleep(ctx, time.Until(l.since.Add(m.load.quiet))); err != nil {
 		return err
@@ -129,12 +130,12 @@ func (m *measurement) finish(ctx context.Context, name string) error {
 func (m *measurement) end() {
 	for _, l := range m.left {
 		l.idle.close()
-		l.process.stop()
+		l.process.Stop()
 	}
 }
 
 // loads measures everything except memory.
-func (m *measurement) loads(ctx context.Context, name string, dial dialer, p *process) error {
+func (m *measurement) loads(ctx context.Context, name string, dial dialer, p *registries.Process) error {
 	if _, _, err := connectLoad(ctx, dial, m.load.connect/3); err != nil {
 		return fmt.Errorf("warming up: %w", err)
 	}
@@ -184,9 +185,9 @@ func (m *measurement) loads(ctx context.Context, name string, dial dialer, p *pr
 }
 
 // usage returns the CPU time, in seconds, that a proxy uses while do runs.
-func usage(p *process, do func() error) (float64, error) {
+func usage(p *registries.Process, do func() error) (float64, error) {
 	time.Sleep(reapPause)
-	before, err := processes.CPU(p.Process.Pid)
+	before, err := p.CPU()
 	if err != nil {
 		return 0, err
 	}
@@ -194,12 +195,12 @@ func usage(p *process, do func() error) (float64, error) {
 		return 0, err
 	}
 	time.Sleep(reapPause)
-	after, err := processes.CPU(p.Process.Pid)
+	after, err := p.CPU()
 	return after - before, err
 }
 
 // start starts a proxy on a free port and waits until it serves a request.
-func (m *measurement) start(ctx context.Context, s subject) (*process, dialer, error) {
+func (m *measurement) start(ctx context.Context, s subject) (*registries.Process, dialer, error) {
 	address, err := freeport.Find()
 	if err != nil {
 		return nil, nil, err
@@ -208,22 +209,21 @@ func (m *measurement) start(ctx context.Context, s subject) (*process, dialer, e
 	if err != nil {
 		return nil, nil, err
 	}
-	at := setting{certificates: m.certificates, Listen: address, Registry: m.registry, registryHost: host,
-		registryPort: port}
-	_, at.listenPort, err = net.SplitHostPort(address)
+	_, listenPort, err := net.SplitHostPort(address)
 	if err != nil {
 		return nil, nil, err
 	}
-	if s.config != "" {
-		at.config = filepath.Join(m.dir, strings.ReplaceAll(s.Name, " ", "-")+".conf")
-		if err := writeFile(at.config, []byte(at.fill(s.config))); err != nil {
-			return nil, nil, err
-		}
+	config := filepath.Join(m.dir, strings.ReplaceAll(s.Name, " ", "-")+".conf")
+	fill := strings.NewReplacer("LISTEN_PORT", listenPort, "LISTEN", address, "REGISTRY_PORT", port, "REGISTRY", m.registry,
+		"NAME", registryName, "CONFIG", config, "DIR", m.certificates).Replace
+	if err := os.WriteFile(config, []byte(fill(s.config)), 0o600); err != nil {
+		return nil, nil, err
 	}
-	args, environment := s.command(at)
-	command := exec.Command(s.program, args...)
-	command.Env = append(command.Environ(), environment...)
-	p, err := start(command)
+	args := slices.Clone(s.args)
+	for n, arg := range args {
+		args[n] = fill(arg)
+	}
+	p, err := registries.StartClient([]string{"ZARF_REGISTRY_SERVICE_HOST=" + host}, s.program, args...)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -243,8 +243,8 @@ func (m *measurement) start(ctx context.Context, s subject) (*process, dialer, e
 			return p, dial, nil
 		}
 		if time.Now().After(end) || ctx.Err() != nil {
-			p.stop()
-			return nil, nil, errors.Join(fmt.Errorf("no response: %w\noutput: %s", err, p.log), ctx.Err())
+			p.Stop()
+			return nil, nil, errors.Join(fmt.Errorf("no response: %w\noutput: %s", err, p.Output()), ctx.Err())
 		}
 	}
 }

@@ -1,11 +1,9 @@
 package main
 
 import (
-	"bufio"
+	"context"
 	"crypto/tls"
 	"errors"
-	"fmt"
-	"io"
 	"log/slog"
 	"math/rand/v2"
 	"net"
@@ -13,13 +11,13 @@ import (
 	"net/http/httputil"
 	"net/url"
 	"os"
-	"os/exec"
 	"path"
 	"slices"
 	"strconv"
-	"strings"
 	"time"
 
+	"github.com/zarf-dev/zarf-registry/bench/internal/registries"
+	"github.com/zarf-dev/zarf-registry/internal/net/freeport"
 	"github.com/zarf-dev/zarf-registry/internal/net/tlsfiles"
 )
 
@@ -39,6 +37,9 @@ var content = func() []byte {
 // serveContent serves as many bytes as the last element of the path says, with the headers that
 // distribution sends for a blob.
 func serveContent(w http.ResponseWriter, r *http.Request) {
+	if r.URL.Path == "/v2/" {
+		return
+	}
 	size, err := strconv.ParseInt(path.Base(r.URL.Path), 10, 64)
 	if err != nil {
 		http.NotFound(w, r)
@@ -58,14 +59,14 @@ func serveContent(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// serveRegistry serves HTTP/1.1 with mutual TLS on a loopback port, like the registry, with the
-// certificates in args[0]. It writes its address to stdout and serves until EOF on stdin.
-func serveRegistry(args []string, stdin io.Reader, stdout io.Writer) error {
+// serveRegistry serves HTTP/1.1 with mutual TLS, like the registry. Its arguments are the directory of the certificates
+// and its address.
+func serveRegistry(args []string) error {
 	source, err := tlsfiles.Open(args[0])
 	if err != nil {
 		return err
 	}
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	listener, err := net.Listen("tcp", args[1])
 	if err != nil {
 		return err
 	}
@@ -83,16 +84,7 @@ func serveRegistry(args []string, stdin io.Reader, stdout io.Writer) error {
 		}
 		return configure(hello)
 	}
-	failed := make(chan error, 1)
-	go func() { failed <- server.Serve(tls.NewListener(listener, config)) }()
-	go func() {
-		_, err := io.Copy(io.Discard, stdin)
-		failed <- err
-	}()
-	if _, err := fmt.Fprintln(stdout, listener.Addr()); err != nil {
-		return err
-	}
-	return <-failed
+	return server.Serve(tls.NewListener(listener, config))
 }
 
 // serveNaive is the baseline: the standard library's reverse proxy with pooled connections. Its arguments
@@ -116,30 +108,15 @@ func serveNaive(args []string) error {
 	return http.Serve(listener, proxy)
 }
 
-// startRegistry starts the registry in a child process and returns its address.
-func startRegistry(dir string) (*process, string, error) {
+// startRegistry starts the registry in a child process.
+func startRegistry(ctx context.Context, certificates *registries.Certificates) (*registries.Process, error) {
 	self, err := os.Executable()
 	if err != nil {
-		return nil, "", err
+		return nil, err
 	}
-	command := exec.Command(self, registryMode, dir)
-	stdin, err := command.StdinPipe() // the registry exits when this process closes it or dies
+	address, err := freeport.Find()
 	if err != nil {
-		return nil, "", err
+		return nil, err
 	}
-	stdout, err := command.StdoutPipe()
-	if err != nil {
-		return nil, "", err
-	}
-	p, err := start(command)
-	if err != nil {
-		return nil, "", err
-	}
-	p.ended = stdin
-	line, err := bufio.NewReader(stdout).ReadString('\n')
-	if err != nil {
-		p.stop()
-		return nil, "", errors.Join(errors.New("no address in the output: "+p.log.String()), err)
-	}
-	return p, strings.TrimSpace(line), nil
+	return registries.Start(ctx, address, certificates, self, registryMode, certificates.Dir, address)
 }

@@ -24,78 +24,51 @@ const (
 type subject struct {
 	results.Subject
 	program string
-	// config is the text of a configuration file with placeholders for setting.fill, or empty.
+	// config is the content of the configuration file, if there is one, and args are the arguments. measurement.start
+	// replaces what is in capitals: LISTEN, REGISTRY and their ports, NAME of the registry, CONFIG, and DIR of the
+	// certificates.
 	config string
-	// command returns the arguments and additional environment variables.
-	command func(setting) (args, environment []string)
+	args   []string
 	// versionArgs make the program print its version; nil if the version is not reported.
 	versionArgs []string
 }
 
-// setting contains the parameters of a proxy.
-type setting struct {
-	certificates
-	Listen, Registry                       string // host:port
-	listenPort, registryHost, registryPort string
-	config                                 string // path of the configuration file
-}
-
-// fill replaces the placeholders of a configuration.
-func (s setting) fill(text string) string {
-	return strings.NewReplacer(
-		"LISTEN", s.Listen, "REGISTRY", s.Registry, "NAME", registryName, "DIR", s.dir,
-		"CERT", s.cert, "KEY", s.key, "BOTH", s.pem, "CA_FILE", s.ca,
-	).Replace(text)
-}
-
 // subjects returns all subjects, in the order of the tables.
 func subjects() []subject {
-	file := func(args ...string) func(setting) (a, e []string) {
-		return func(s setting) (a, e []string) { return append(slices.Clone(args), s.config), nil }
-	}
 	return []subject{
 		{
 			Subject: results.Subject{Name: oursName, About: "as in the chart, without metrics"},
 			program: oursName,
-			command: func(s setting) (a, e []string) {
-				return []string{"proxy", "--listen=" + s.Listen, "--registry=" + registryName + ":" + s.registryPort,
-						"--tls-dir=" + s.dir},
-					[]string{"ZARF_REGISTRY_SERVICE_HOST=" + s.registryHost}
-			},
+			args:    []string{"proxy", "--listen=LISTEN", "--registry=NAME:REGISTRY_PORT", "--tls-dir=DIR"},
 		},
 		{
 			Subject: results.Subject{Name: naiveName, About: "`httputil.ReverseProxy`, 32 idle connections"},
 			program: naiveName,
-			command: func(s setting) (a, e []string) { return []string{naiveMode, s.Listen, s.Registry, s.dir}, nil },
+			args:    []string{naiveMode, "LISTEN", "REGISTRY", "DIR"},
 		},
 		{
 			Subject: results.Subject{Name: "nginx http", About: "`keepalive 32`, buffers in memory"},
 			program: "nginx", versionArgs: []string{"-v"},
-			config:  nginxHTTP,
-			command: file("-c"),
+			config: nginxHTTP,
+			args:   []string{"-c", "CONFIG"},
 		},
 		{
 			Subject: results.Subject{Name: "haproxy http", About: "`http-reuse always`"},
 			program: "haproxy", versionArgs: []string{"-v"},
-			config:  haproxy,
-			command: file("-db", "-f"),
+			config: haproxy,
+			args:   []string{"-db", "-f", "CONFIG"},
 		},
 		{
 			Subject: results.Subject{Name: "ghostunnel", About: "TCP, without its log"},
 			program: "ghostunnel", versionArgs: []string{"--version"},
-			command: func(s setting) (a, e []string) {
-				return []string{"client", "--listen=" + s.Listen, "--target=" + s.Registry,
-					"--override-server-name=" + registryName,
-					"--cert=" + s.cert, "--key=" + s.key, "--cacert=" + s.ca, "--quiet=all"}, nil
-			},
+			args: []string{"client", "--listen=LISTEN", "--target=REGISTRY", "--override-server-name=NAME",
+				"--cert=DIR/tls.crt", "--key=DIR/tls.key", "--cacert=DIR/ca.crt", "--quiet=all"},
 		},
 		{
 			Subject: results.Subject{Name: "socat", About: "TCP, a process per connection, as in Zarf"},
 			program: "socat", versionArgs: []string{"-V"},
-			command: func(s setting) (a, e []string) {
-				return []string{"TCP4-LISTEN:" + s.listenPort + ",bind=127.0.0.1,reuseaddr,fork",
-					"OPENSSL:" + s.Registry + ",cert=" + s.cert + ",key=" + s.key + ",cafile=" + s.ca + ",verify=1"}, nil
-			},
+			args: []string{"tcp4-listen:LISTEN_PORT,bind=127.0.0.1,reuseaddr,fork",
+				"openssl:REGISTRY,cert=DIR/tls.crt,key=DIR/tls.key,cafile=DIR/ca.crt,verify=1"},
 		},
 	}
 }
@@ -134,9 +107,9 @@ http {
         proxy_busy_buffers_size 256k;
         proxy_max_temp_file_size 0;
         proxy_ssl_protocols TLSv1.3;
-        proxy_ssl_certificate CERT;
-        proxy_ssl_certificate_key KEY;
-        proxy_ssl_trusted_certificate CA_FILE;
+        proxy_ssl_certificate DIR/tls.crt;
+        proxy_ssl_certificate_key DIR/tls.key;
+        proxy_ssl_trusted_certificate DIR/ca.crt;
         proxy_ssl_verify on;
         proxy_ssl_server_name on;
         proxy_ssl_name NAME;
@@ -154,7 +127,7 @@ defaults
     timeout server 600s
 listen registry
     bind LISTEN
-    server registry REGISTRY ssl crt BOTH ca-file CA_FILE verify required sni str(NAME) verifyhost NAME
+    server registry REGISTRY ssl crt DIR/both.pem ca-file DIR/ca.crt verify required sni str(NAME) verifyhost NAME
 `
 )
 
@@ -236,11 +209,4 @@ func version(text string) string {
 		}
 	}
 	return cmp.Or(strings.Join(words[:min(1, len(words))], ""), "?")
-}
-
-func described(found []subject) (all []results.Subject) {
-	for _, s := range found {
-		all = append(all, s.Subject)
-	}
-	return all
 }

@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -78,7 +79,7 @@ type test struct {
 
 // tests are in the order of the tables' columns.
 func (r *run) all() []test {
-	all := []test{{tableCatalog, "catalog", clients, order(0, catalogRequests),
+	all := []test{{tableCatalog, "catalog", clients, slices.Repeat([]int{0}, catalogRequests),
 		func(ctx context.Context, m *measurement, _, _ int) error { return m.catalog(ctx) }}}
 	for _, kind := range []struct {
 		table string
@@ -88,13 +89,13 @@ func (r *run) all() []test {
 		{tableChunks, pushWith(registries.PushChunks)}, {tableBoth, pullOrPush},
 	} {
 		for n, size := range sizes {
-			all = append(all, test{kind.table, size.name, clients, order(n, size.images), kind.do})
+			all = append(all, test{kind.table, size.name, clients, slices.Repeat([]int{n}, size.images), kind.do})
 		}
 		if kind.table != tableBoth { // as in zb
 			all = append(all, test{kind.table, mixed, clients, r.mix(), kind.do})
 		}
 		if kind.table == tablePull {
-			all = append(all, test{kind.table, "100 MB, one client", 1, order(2, 2*sizes[2].images), kind.do})
+			all = append(all, test{kind.table, "100 MB, one client", 1, slices.Repeat([]int{2}, 2*sizes[2].images), kind.do})
 		}
 	}
 	return all
@@ -253,19 +254,10 @@ func pullOrPush(ctx context.Context, m *measurement, size, n int) error {
 	return pushWith(registries.Push)(ctx, m, size, n)
 }
 
-// order returns the sizes of so many images of one size.
-func order(size, images int) []int {
-	all := make([]int, images)
-	for n := range all {
-		all[n] = size
-	}
-	return all
-}
-
 // mix returns the sizes of mixed images, in an order that is random but the same for all subjects.
 func (r *run) mix() (all []int) {
 	for n, size := range sizes {
-		all = append(all, order(n, int(size.share*mixedImages+0.5))...)
+		all = append(all, slices.Repeat([]int{n}, int(size.share*mixedImages+0.5))...)
 	}
 	rand.New(rand.NewPCG(uint64(r.number), 0)).Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
 	return all

@@ -26,8 +26,5 @@ func clusterTargets() []target {
 			subject: "proxy", measure: took,
 			cause: "client, proxy, registry and control plane share two cores; with links of 1 Gbit/s it is 1 × (below)"},
 	}
-	for n := range all {
-		all[n].benchmark = "cluster"
-	}
-	return all
+	return of("cluster", all)
 }

@@ -12,8 +12,5 @@ func garbageTargets() []target {
 			measure: "longest", limit: 2, unit: "s"},
 		{what: "incomplete images after a collection", table: waits, subject: meanwhile, measure: "incomplete images"},
 	}
-	for n := range targets {
-		targets[n].benchmark = "garbage"
-	}
-	return targets
+	return of("garbage", targets)
 }

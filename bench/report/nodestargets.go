@@ -25,8 +25,5 @@ func nodesTargets() []target {
 		{what: "small image through a node port, p50", limit: 1, table: small, subject: port, measure: fresh,
 			peers: distribution},
 	}
-	for n := range targets {
-		targets[n].benchmark = "nodes"
-	}
-	return targets
+	return of("nodes", targets)
 }

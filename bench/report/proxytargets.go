@@ -27,7 +27,7 @@ func proxyTargets() []target {
 			cause: "8.7 MB are pages of the program's file, which the kernel can drop"},
 	}
 	for n := range all {
-		all[n].benchmark, all[n].subject = "proxy", "registry-node"
+		all[n].subject = "registry-node"
 	}
-	return all
+	return of("proxy", all)
 }

@@ -13,7 +13,7 @@ func registryTargets() (targets []target) {
 	}
 	add := func(table string, limit float64, measures ...string) {
 		for _, measure := range measures {
-			t := target{what: "registry: " + table + ", " + measure, benchmark: "registry", table: table, subject: "ours",
+			t := target{what: "registry: " + table + ", " + measure, table: table, subject: "ours",
 				measure: measure, atLeast: limit < 1, limit: limit, peers: []string{"distribution"}}
 			if strings.HasPrefix(measure, "100 MB") {
 				t.cause = cause[table]
@@ -27,5 +27,5 @@ func registryTargets() (targets []target) {
 	add("Three pulls for each push", faster, "1 MB", "10 MB", "100 MB")
 	add("Catalog and resources", faster, "catalog")
 	add("Catalog and resources", cheaper, "CPU of pulls per GiB", "CPU of pushes per GiB", "memory")
-	return targets
+	return of("registry", targets)
 }

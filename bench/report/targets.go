@@ -29,6 +29,14 @@ type target struct {
 // targets are in the order of the page.
 var targets = slices.Concat(clusterTargets(), nodesTargets(), proxyTargets(), registryTargets(), garbageTargets())
 
+// of returns the targets of a benchmark.
+func of(benchmark string, all []target) []target {
+	for n := range all {
+		all[n].benchmark = benchmark
+	}
+	return all
+}
+
 // String identifies the target.
 func (t target) String() string { return t.what + ": " + t.wanted() }
 

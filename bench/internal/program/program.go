@@ -6,8 +6,11 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
+	"runtime"
 	"syscall"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // Main calls run with the command line's arguments. If run fails, it prints the error after name and
@@ -30,4 +33,29 @@ func Sleep(ctx context.Context, d time.Duration) error {
 	case <-ctx.Done():
 		return ctx.Err()
 	}
+}
+
+// InNetwork calls f on a thread in the network namespace that a file refers to.
+func InNetwork(file string, f func() error) error {
+	there, err := os.Open(file)
+	if err != nil {
+		return err
+	}
+	defer there.Close()
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	here, err := os.Open("/proc/thread-self/ns/net")
+	if err != nil {
+		return err
+	}
+	defer here.Close()
+	if err := unix.Setns(int(there.Fd()), unix.CLONE_NEWNET); err != nil {
+		return err
+	}
+	err = f()
+	// The thread must go back and not end: it may be the parent of processes, which the kernel would kill.
+	if err := unix.Setns(int(here.Fd()), unix.CLONE_NEWNET); err != nil {
+		panic(err)
+	}
+	return err
 }

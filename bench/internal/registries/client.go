@@ -11,6 +11,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -55,7 +56,8 @@ func NewCertificates(dir string) (*Certificates, error) {
 		Usages:      []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}})
 }
 
-// Write issues another certificate, and writes its tls.crt, tls.key and ca.crt to dir.
+// Write issues another certificate, and writes its tls.crt, tls.key and ca.crt to dir, and both.pem, which has the first
+// two.
 func (c *Certificates) Write(dir string, leaf pki.Leaf) error {
 	pair, err := c.ca.Issue(leaf, time.Now())
 	if err != nil {
@@ -65,7 +67,7 @@ func (c *Certificates) Write(dir string, leaf pki.Leaf) error {
 		return err
 	}
 	for name, content := range map[string][]byte{"tls.crt": pair.Certificate, "tls.key": pair.Key,
-		"ca.crt": c.ca.KeyPair().Certificate} {
+		"ca.crt": c.ca.KeyPair().Certificate, "both.pem": slices.Concat(pair.Certificate, pair.Key)} {
 		if err := os.WriteFile(filepath.Join(dir, name), content, 0o600); err != nil {
 			return err
 		}

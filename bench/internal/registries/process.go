@@ -127,9 +127,9 @@ func (p *Process) Output() string { return p.output.String() }
 func newProcess(program string, args ...string) *Process {
 	p := &Process{output: new(bytes.Buffer), ended: make(chan struct{}), command: exec.Command(program, args...)}
 	p.command.Stdout, p.command.Stderr = p.output, p.output
-	// The kernel kills the process when the benchmark dies. Environment variables of the caller must not
-	// configure it. Distribution's own image also disables traces.
-	p.command.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	// The kernel terminates the process when the benchmark dies; nginx's workers would outlive a killed master.
+	// Environment variables of the caller must not configure it. Distribution's own image also disables traces.
+	p.command.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGTERM}
 	p.command.Env = []string{"PATH=" + os.Getenv("PATH"), "HOME=" + os.TempDir(), "OTEL_TRACES_EXPORTER=none"}
 	return p
 }
@@ -161,6 +161,9 @@ func (p *Process) Stop() {
 
 // CPU returns the CPU time of the process since its start, in seconds.
 func (p *Process) CPU() (float64, error) { return processes.CPU(p.command.Process.Pid) }
+
+// Memory returns the resident memory of the process and its descendants, in bytes.
+func (p *Process) Memory() (int64, error) { return processes.Memory(p.command.Process.Pid) }
 
 // PeakMemory returns the peak resident memory since the start or the last ResetPeak, in bytes.
 func (p *Process) PeakMemory() (int64, error) { return processes.Peak(p.command.Process.Pid) }
