@@ -141,10 +141,7 @@ func New(stdout, stderr io.Writer) *cobra.Command {
 	root.SetHelpCommandGroupID(otherCommands)
 	root.SetCompletionCommandGroupID(otherCommands)
 	// The chart runs these.
-	for _, cmd := range []*cobra.Command{
-		hook.NewFlags(global).Prepare(), hook.NewFlags(global).Rollback(), hook.NewFlags(global).Finish(),
-		hook.NewFlags(global).Cleanup(), newCheck(),
-	} {
+	for _, cmd := range append(hook.Jobs(global), newCheck()) {
 		cmd.Hidden = true
 		root.AddCommand(cmd)
 	}

@@ -52,55 +52,45 @@ type Flags struct {
 
 func NewFlags(global *cmdflags.Global) *Flags { return &Flags{Global: global} }
 
-func (f *Flags) Prepare() *cobra.Command {
-	cmd := &cobra.Command{
-		Use:   "prepare",
-		Short: "Create what the chart's objects need: certificates, credentials, payload, desired mode",
-		Long: `prepare runs before the chart is applied. It reads the saved state, checks for everything that
+// Jobs returns the commands of the chart's Jobs.
+func Jobs(global *cmdflags.Global) []*cobra.Command {
+	return []*cobra.Command{
+		NewFlags(global).job("prepare", (*hook.Hook).Prepare,
+			"Create what the chart's objects need: certificates, credentials, payload, desired mode",
+			`prepare runs before the chart is applied. It reads the saved state, checks for everything that
 would prevent the installation, creates certificates and credentials, writes the programs' payload
 into ConfigMaps and records the desired mode. It does not change what is already right, so it can
-run again at any time.` + exitCodes,
-		Example: `  zarf-registry prepare --settings "$(cat settings.json)"`,
-		Args:    cobra.NoArgs,
-		RunE:    func(cmd *cobra.Command, _ []string) error { return f.Run(cmd, (*hook.Hook).Prepare) },
-	}
-	f.job(cmd)
-	return cmd
-}
-
-func (f *Flags) Rollback() *cobra.Command {
-	cmd := &cobra.Command{
-		Use:   "rollback",
-		Short: "Let Helm create again what the revision before a rollback lacks",
-		Long: `rollback runs before helm rollback applies a revision, after prepare. A switch away from proxy mode keeps the
+run again at any time.`),
+		NewFlags(global).job("rollback", (*hook.Hook).Rollback,
+			"Let Helm create again what the revision before a rollback lacks",
+			`rollback runs before helm rollback applies a revision, after prepare. A switch away from proxy mode keeps the
 proxies' DaemonSets, and Helm 3 refuses to take back objects that exist. So rollback deletes the DaemonSets without
 their pods, which go on serving, and Helm's new DaemonSets adopt them. It refuses where a volume claim is such an
-object.` + exitCodes,
-		Example: `  zarf-registry rollback --settings "$(cat settings.json)"`,
-		Args:    cobra.NoArgs,
-		RunE:    func(cmd *cobra.Command, _ []string) error { return f.Run(cmd, (*hook.Hook).Rollback) },
-	}
-	f.job(cmd)
-	return cmd
-}
-
-func (f *Flags) Finish() *cobra.Command {
-	cmd := &cobra.Command{
-		Use:   "finish",
-		Short: "Wait for the rollout, push the project's images, verify a pull on every node, record the mode",
-		Long: `finish runs after the chart is applied. It waits for the registry and the proxies, pushes the
+object.`),
+		NewFlags(global).job("finish", (*hook.Hook).Finish,
+			"Wait for the rollout, push the project's images, verify a pull on every node, record the mode",
+			`finish runs after the chart is applied. It waits for the registry and the proxies, pushes the
 project's own images into the registry, waits until nodes are configured, and runs a pod on every
 node whose image is pulled through the loopback address. Only then does it record the mode as
-current and remove what the previous mode left.` + exitCodes,
-		Example: `  zarf-registry finish --settings "$(cat settings.json)"`,
-		Args:    cobra.NoArgs,
-		RunE:    func(cmd *cobra.Command, _ []string) error { return f.Run(cmd, (*hook.Hook).Finish) },
+current and remove what the previous mode left.`),
+		NewFlags(global).cleanup(),
 	}
-	f.job(cmd)
+}
+
+// job returns the command of a Job that needs all settings.
+func (f *Flags) job(name string, phase func(*hook.Hook, context.Context) error, short, long string) *cobra.Command {
+	cmd := &cobra.Command{
+		Use: name, Short: short, Long: long + exitCodes, Args: cobra.NoArgs,
+		Example: fmt.Sprintf(`  zarf-registry %s --settings "$(cat settings.json)"`, name),
+		RunE:    func(cmd *cobra.Command, _ []string) error { return f.Run(cmd, phase) },
+	}
+	f.settingsFlag(cmd.Flags())
+	_ = cmd.MarkFlagRequired("settings") // fails only for an unknown flag
+	f.limits(cmd.Flags())
 	return cmd
 }
 
-func (f *Flags) Cleanup() *cobra.Command {
+func (f *Flags) cleanup() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "cleanup",
 		Short: "Remove everything that prepare and finish created, except the registry's data",
@@ -116,14 +106,6 @@ name of the release replaces the settings of the chart.` + exitCodes,
 		"restore the Pod Security label of the namespace that prepare changed")
 	f.settingsFlag(flags)
 	return cmd
-}
-
-// job adds the flags of a Job that needs all settings.
-func (f *Flags) job(cmd *cobra.Command) {
-	flags := cmd.Flags()
-	f.settingsFlag(flags)
-	_ = cmd.MarkFlagRequired("settings") // fails only for an unknown flag
-	f.limits(flags)
 }
 
 func (f *Flags) settingsFlag(flags *pflag.FlagSet) {

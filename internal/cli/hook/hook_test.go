@@ -142,7 +142,7 @@ func TestCleanupTakesSettingsOrTheNamesOfTheRelease(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			f := NewFlags(&cmdflags.Global{})
-			cmd := f.Cleanup()
+			cmd := f.cleanup()
 			f.Attach(cmd)
 			err := cmd.ParseFlags(c.args)
 			if err == nil {

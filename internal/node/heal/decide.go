@@ -37,14 +37,30 @@ type Pod struct {
 		ResourceVersion   string            `json:"resourceVersion"`
 		DeletionTimestamp string            `json:"deletionTimestamp"`
 		Annotations       map[string]string `json:"annotations"`
+		Labels            map[string]string `json:"labels"`
+		OwnerReferences   []struct {
+			UID string `json:"uid"`
+		} `json:"ownerReferences"`
 	} `json:"metadata"`
 	Spec struct {
 		NodeName       string      `json:"nodeName"`
 		InitContainers []Container `json:"initContainers"`
 		Containers     []Container `json:"containers"`
+		Affinity       struct {
+			NodeAffinity struct {
+				Required struct {
+					Terms []struct {
+						MatchFields []struct {
+							Values []string `json:"values"`
+						} `json:"matchFields"`
+					} `json:"nodeSelectorTerms"`
+				} `json:"requiredDuringSchedulingIgnoredDuringExecution"`
+			} `json:"nodeAffinity"`
+		} `json:"affinity"`
 	} `json:"spec"`
 	Status struct {
 		Phase                 string            `json:"phase"`
+		Conditions            []Condition       `json:"conditions"`
 		InitContainerStatuses []ContainerStatus `json:"initContainerStatuses"`
 		ContainerStatuses     []ContainerStatus `json:"containerStatuses"`
 	} `json:"status"`
@@ -59,8 +75,9 @@ type Container struct {
 
 // ContainerStatus is what the kubelet reports about a container.
 type ContainerStatus struct {
-	Name  string `json:"name"`
-	State struct {
+	Name         string `json:"name"`
+	RestartCount int    `json:"restartCount"`
+	State        struct {
 		Waiting *struct {
 			Reason  string `json:"reason"`
 			Message string `json:"message"`

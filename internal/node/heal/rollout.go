@@ -64,46 +64,8 @@ func count(value any) string {
 	return "0"
 }
 
-// proxyPod is the part of a pod of a proxy, or of the registry, that decisions about rollouts need.
-type proxyPod struct {
-	Metadata struct {
-		Name              string            `json:"name"`
-		UID               string            `json:"uid"`
-		DeletionTimestamp string            `json:"deletionTimestamp"`
-		Labels            map[string]string `json:"labels"`
-		OwnerReferences   []struct {
-			UID string `json:"uid"`
-		} `json:"ownerReferences"`
-	} `json:"metadata"`
-	Spec struct {
-		NodeName string `json:"nodeName"`
-		Affinity struct {
-			NodeAffinity struct {
-				Required struct {
-					Terms []struct {
-						MatchFields []struct {
-							Values []string `json:"values"`
-						} `json:"matchFields"`
-					} `json:"nodeSelectorTerms"`
-				} `json:"requiredDuringSchedulingIgnoredDuringExecution"`
-			} `json:"nodeAffinity"`
-		} `json:"affinity"`
-	} `json:"spec"`
-	Status struct {
-		Conditions        []Condition `json:"conditions"`
-		ContainerStatuses []struct {
-			RestartCount int `json:"restartCount"`
-			State        struct {
-				Waiting struct {
-					Reason string `json:"reason"`
-				} `json:"waiting"`
-			} `json:"state"`
-		} `json:"containerStatuses"`
-	} `json:"status"`
-}
-
 // node returns the pod's node: before it is scheduled, the one that its affinity names.
-func (p proxyPod) node() string {
+func (p Pod) node() string {
 	if p.Spec.NodeName != "" {
 		return p.Spec.NodeName
 	}
@@ -117,18 +79,19 @@ func (p proxyPod) node() string {
 	return ""
 }
 
-func (p proxyPod) view() rollout.Pod {
+func (p Pod) view() rollout.Pod {
 	v := rollout.Pod{Name: p.Metadata.Name, UID: p.Metadata.UID, Node: p.node(),
 		Generation: p.Metadata.Labels[rollout.LabelGeneration], Hash: p.Metadata.Labels[rollout.LabelHash],
 		Ready: isReady(p.Status.Conditions), Deleting: p.Metadata.DeletionTimestamp != ""}
 	for _, c := range p.Status.ContainerStatuses {
-		starting := slices.Contains([]string{"", "ContainerCreating", "PodInitializing"}, c.State.Waiting.Reason)
+		starting := c.State.Waiting == nil ||
+			slices.Contains([]string{"", "ContainerCreating", "PodInitializing"}, c.State.Waiting.Reason)
 		v.Failing = v.Failing || !v.Ready && (c.RestartCount > 0 || !starting)
 	}
 	return v
 }
 
-func (p proxyPod) isReadyRegistry() bool {
+func (p Pod) isReadyRegistry() bool {
 	return p.Metadata.Labels[names.LabelComponent] == names.ComponentRegistry && p.Metadata.DeletionTimestamp == "" &&
 		isReady(p.Status.Conditions)
 }
@@ -180,13 +143,13 @@ func (c *Client) continueRollouts(ctx context.Context, served *time.Time, log fu
 		*served = time.Time{}
 		return nil
 	}
-	var pods items[proxyPod]
+	var pods items[Pod]
 	query = url.Values{"labelSelector": {c.labels(names.ComponentProxy, names.ComponentRegistry)}}
 	if err := c.do(ctx, http.MethodGet, c.pods(), query, "", nil, &pods); err != nil {
 		return fmt.Errorf("listing the proxies and the registry's pods in namespace %s: %w", c.Namespace, err)
 	}
 	keep := served.IsZero() // Helm may be about to update the registry
-	if keep || slices.ContainsFunc(pods.Items, proxyPod.isReadyRegistry) {
+	if keep || slices.ContainsFunc(pods.Items, Pod.isReadyRegistry) {
 		*served = time.Now()
 	} else {
 		keep = time.Since(*served) < keepTimeout
