@@ -60,7 +60,6 @@ type PodCertificates struct {
 	problem problem
 }
 
-// problem classifies what is wrong with a pod.
 type problem int
 
 const (

@@ -139,7 +139,6 @@ func (c *Catalog) Roots() []*Manifest {
 	return roots
 }
 
-// repository is the manifests of a repository.
 type repository struct {
 	manifests []*Manifest
 	byDigest  map[digest.Digest]*Manifest // with aliases
@@ -147,7 +146,6 @@ type repository struct {
 	inside    map[*Manifest]bool          // parts of an index, or attached
 }
 
-// repositories groups the manifests, which are ordered by repository.
 func (c *Catalog) repositories() []*repository {
 	var all []*repository
 	for i, m := range c.Manifests {

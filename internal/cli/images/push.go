@@ -24,7 +24,6 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/images/source"
 )
 
-// destinationFlags select the destination of images and their names there.
 type destinationFlags struct {
 	to, path, reference string
 	zarfTags            bool
@@ -214,7 +213,6 @@ func (r *imageRun) open(ctx context.Context, path string) (*source.Source, error
 	return opened, err
 }
 
-// fromEngine finds images of the Docker engine.
 func (r *imageRun) fromEngine(ctx context.Context, refs []string) ([]graph.Item, error) {
 	return source.Resolve(ctx, refs, source.ResolveOptions{Engine: r.engine, Log: r.log})
 }

@@ -11,7 +11,6 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/release"
 )
 
-// filesWait waits until pods have written their files on each node.
 type filesWait struct {
 	nodeWait
 	// again are nodes whose pod must run once more even if it has finished.

@@ -192,7 +192,6 @@ func (c *Client) list(ctx context.Context, query url.Values) ([]Pod, error) {
 	return list.Items, nil
 }
 
-// change is an event of a watch.
 type change struct {
 	pod  Pod
 	gone bool // it was deleted, or does not match any more
@@ -328,7 +327,6 @@ const (
 	eventNoImage  = "NoImageLeft"
 )
 
-// event records what was done about a pod, or why nothing can be done.
 func (c *Client) event(ctx context.Context, p Pod, reason, message string) error {
 	kind := "Normal"
 	if reason == eventNoImage {

@@ -400,7 +400,6 @@ func (n NodeConfig) validate() error {
 	return v.err()
 }
 
-// problems collects errors.
 type problems []error
 
 func (v *problems) err() error { return errors.Join(*v...) }

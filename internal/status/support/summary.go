@@ -15,7 +15,6 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/version"
 )
 
-// summary adds summary.txt, the last file: what the bundle contains, and what it lacks.
 func (c *collector) summary(ctx context.Context) error {
 	ctx, cancel := request(ctx)
 	defer cancel()

@@ -89,7 +89,6 @@ invalid, 4 if an image is missing.`,
 	return cmd
 }
 
-// missingReport is the output of images missing.
 type missingReport struct {
 	// Platforms are those that images must have. It is empty if they were not checked.
 	Platforms []string `json:"platforms"`
@@ -261,7 +260,6 @@ func platformsOfNodes(ctx context.Context, c *cmdflags.Access, log *slog.Logger)
 	return graph.ParsePlatforms(text)
 }
 
-// imageSearch finds needed images in the registry.
 type imageSearch struct {
 	find      func(repository, tag string, d digest.Digest) *catalog.Manifest
 	address   string // of the registry, in references
