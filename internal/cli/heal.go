@@ -69,6 +69,7 @@ func (f *healFlags) run(cmd *cobra.Command) error {
 	return f.heal(cmd.Context(), client, cmd.OutOrStdout())
 }
 
+// healClient returns a client with the identity of a kubeconfig.
 func healClient(config *rest.Config) (*heal.Client, error) {
 	http, err := rest.HTTPClientFor(config)
 	if err != nil {

@@ -139,6 +139,7 @@ func (f *chartFlags) merged(flags *pflag.FlagSet) (map[string]any, error) {
 	return values, nil
 }
 
+// installer returns an installer for validated flags.
 func (f *chartFlags) installer(cmd *cobra.Command) (*install.Installer, error) {
 	if err := f.validate(); err != nil {
 		return nil, exitcode.Usage(err)

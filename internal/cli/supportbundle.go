@@ -172,6 +172,7 @@ func printBundle(w io.Writer, b bundle) error {
 	return nil
 }
 
+// reports are the outputs of other commands.
 func (f *bundleFlags) reports(stderr io.Writer, config *rest.Config, client kubernetes.Interface) []support.Report {
 	var report *status.Report // of status.txt
 	return []support.Report{

@@ -63,6 +63,7 @@ func (f *finishRun) handOver(ctx context.Context) (string, error) {
 	}
 }
 
+// handover is the state of one wait.
 type handover struct {
 	*finishRun
 	want    map[string]string // SHA-256 of the program, by architecture
@@ -132,6 +133,7 @@ func (h *handover) caches(ctx context.Context) (found []string) {
 	return found
 }
 
+// program returns the SHA-256 of the proxies' program for an architecture.
 func (h *handover) program(architecture string) (string, error) {
 	if sum := h.want[architecture]; sum != "" {
 		return sum, nil

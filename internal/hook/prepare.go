@@ -121,6 +121,7 @@ func (p *prepareRun) ownPort(ctx context.Context) (string, error) {
 	return p.port.Own(ctx, working)
 }
 
+// seed writes the payload for every architecture of the nodes.
 func (p *prepareRun) seed(ctx context.Context) (string, error) {
 	s := &p.Settings
 	if !s.Injector.Enabled {

@@ -154,6 +154,7 @@ func (c *command) exclude(ctx context.Context, nodes []string) (string, error) {
 	return release.ListNodes(nodes), nil
 }
 
+// rotate replaces certificates until nothing is left to do.
 func (c *command) rotate(ctx context.Context) (string, error) {
 	c.rotation.Timeout = reload.WaitTimeout(ctx, commandTimeout)
 	waiting, err := c.rotation.Run(ctx)

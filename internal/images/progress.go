@@ -75,6 +75,7 @@ func newRun(report func(Progress)) *run {
 	return &run{report: report}
 }
 
+// imageProgress tracks the blobs of an image.
 type imageProgress struct {
 	run    *run
 	result Result
@@ -104,10 +105,12 @@ func (r *run) add(image graph.Image, nodes []ocispec.Descriptor) *imageProgress 
 	return t
 }
 
+// sent returns a callback for bytes of a blob that were sent.
 func (t *imageProgress) sent(desc ocispec.Descriptor) func(offset, n int64) {
 	return t.moved(desc, &t.result.BytesSent)
 }
 
+// received returns a callback for bytes of a blob that were received.
 func (t *imageProgress) received(desc ocispec.Descriptor) func(offset, n int64) {
 	return t.moved(desc, &t.result.BytesReceived)
 }
@@ -141,6 +144,7 @@ func (t *imageProgress) count(b *blobProgress, upTo int64) {
 	t.run.report(t.run.progress)
 }
 
+// done records that a blob was transferred.
 func (t *imageProgress) done(desc ocispec.Descriptor) {
 	t.run.mu.Lock()
 	defer t.run.mu.Unlock()
@@ -151,8 +155,10 @@ func (t *imageProgress) done(desc ocispec.Descriptor) {
 	}
 }
 
+// mounted records that the registry mounted a blob from another repository.
 func (t *imageProgress) mounted(desc ocispec.Descriptor) { t.present(desc, &t.result.BlobsMounted) }
 
+// skip records that a blob was present already.
 func (t *imageProgress) skip(desc ocispec.Descriptor) { t.present(desc, &t.result.BlobsSkipped) }
 
 func (t *imageProgress) present(desc ocispec.Descriptor, total *int) {

@@ -128,6 +128,7 @@ func isContent(err error) bool {
 	return ok
 }
 
+// registryContent is content of a registry.
 type registryContent interface {
 	Location() (host, repository string)
 }
@@ -148,6 +149,7 @@ func rank(item graph.Item) int {
 	return 1
 }
 
+// pusher is the state of a Push.
 type pusher struct {
 	reg   *remote.Registry
 	opts  Options
@@ -259,6 +261,7 @@ func (p *imagePush) complete(ctx context.Context) error {
 		"inventory, and pull this image again", len(lacking), space.FormatBytes(graph.Size(lacking)), lacking[0].Digest)
 }
 
+// blob makes a blob part of the repository.
 func (p *imagePush) blob(ctx context.Context, desc ocispec.Descriptor) error {
 	lock := p.blobLock(desc.Digest)
 	lock.Lock()
@@ -316,6 +319,7 @@ func (p *imagePush) send(ctx context.Context, desc ocispec.Descriptor, from stri
 	return p.repo.PushBlob(ctx, desc, from, open, p.progress.sent(desc))
 }
 
+// manifest sends a manifest or index, and tags the image's own.
 func (p *imagePush) manifest(ctx context.Context, desc ocispec.Descriptor) error {
 	tag := ""
 	if desc.Digest == p.Descriptor.Digest {

@@ -279,6 +279,7 @@ func (r *run) readSettings(rendered *release.Release) error {
 	return err
 }
 
+// values returns those of the last release, overridden by the user's.
 func (r *run) values() map[string]any {
 	values := runtime.DeepCopyJSON(r.Options.Values) // Helm keeps and changes its arguments
 	if r.present == nil || r.Options.ResetValues {
@@ -306,6 +307,7 @@ func jobArguments(rel *release.Release, step string) ([]string, error) {
 		"use the chart of the same version as this program", step)
 }
 
+// secretData returns the data of a Secret in a rendered manifest.
 func secretData(manifest, name string) (map[string][]byte, error) {
 	for _, document := range documents(manifest) {
 		var secret corev1.Secret

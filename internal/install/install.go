@@ -176,6 +176,7 @@ func (i *Installer) Run(ctx context.Context) (*Result, error) {
 	}, nil
 }
 
+// run is the state that the steps share.
 type run struct {
 	*Installer
 	// namespaces holds that of Helm's record first and that of all objects last. They are the same unless

@@ -128,6 +128,7 @@ func (c *collector) pki() state.PKI {
 	return state.PKI{Mode: state.PKIInternal}
 }
 
+// renewCommand returns the command that repairs a certificate.
 func (c *collector) renewCommand() string {
 	if s := c.report.State; s == nil || s.PKI == nil {
 		return c.installCommand() // the state does not say how certificates are issued

@@ -60,6 +60,7 @@ type PodCertificates struct {
 	problem problem
 }
 
+// problem classifies what is wrong with a pod.
 type problem int
 
 const (

@@ -61,6 +61,7 @@ const (
 	EffectFailed Effect = "failed"
 )
 
+// nodeConfig reports the results of the pods that configure nodes.
 func (c *collector) nodeConfig(ctx context.Context) error {
 	sets, err := c.Client.AppsV1().DaemonSets(c.Namespace).List(ctx, selector(c.Release, names.ComponentNodeConfig))
 	if err != nil {
@@ -153,6 +154,7 @@ func (c *collector) configured(node string, pod corev1.Pod) NodeConfig {
 	return n
 }
 
+// lastRun returns the last termination of the init container.
 func lastRun(pod corev1.Pod) (*corev1.ContainerStateTerminated, bool) {
 	for _, s := range pod.Status.InitContainerStatuses {
 		if last := cmp.Or(s.State.Terminated, s.LastTerminationState.Terminated); last != nil {

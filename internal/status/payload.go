@@ -27,6 +27,7 @@ type Payload struct {
 	Message  string `json:"message,omitempty"`
 }
 
+// payloads checks the payloads that restarted pods need.
 func (c *collector) payloads(ctx context.Context) error {
 	var templates []corev1.PodTemplateSpec
 	if c.deployment != nil {
@@ -98,6 +99,7 @@ func (c *collector) payload(ctx context.Context, name string, present map[string
 	return p, nil
 }
 
+// payloadNames returns the payloads in the volumes of pod templates.
 func payloadNames(templates []corev1.PodTemplateSpec) []string {
 	var names []string
 	for _, t := range templates {

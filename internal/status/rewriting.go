@@ -104,6 +104,7 @@ func (c *collector) rewritePolicy(ctx context.Context) (*rewritePolicy, error) {
 	return nil, nil
 }
 
+// rewriteTrial returns a pod whose image the policy rewrites.
 func (c *collector) rewriteTrial(ctx context.Context, policy *rewritePolicy) (*corev1.Pod, error) {
 	host, path := policy.Annotations[names.AnnotationRewrittenHost], "zarf-registry/"+trialName
 	if host == "" {

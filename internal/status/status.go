@@ -111,6 +111,7 @@ func (s *State) mode() state.Mode {
 	return s.Desired.Mode
 }
 
+// port returns the port on each node's loopback address.
 func (s *State) port() int {
 	if s.Current != nil {
 		return s.Current.Port
@@ -216,6 +217,7 @@ func (c *collector) next(format string, args ...any) {
 	}
 }
 
+// installCommand returns the command that repeats the installation.
 func (c *collector) installCommand() string {
 	command := "zarf-registry install --namespace " + c.releaseNamespace
 	if c.Release != "zarf-registry" {
@@ -224,6 +226,7 @@ func (c *collector) installCommand() string {
 	return command
 }
 
+// modeFlag returns the flag of the command that selects a mode.
 func modeFlag(s state.Settings) string {
 	switch s.Mode {
 	case state.ModeExternal:
@@ -301,6 +304,7 @@ func (c *collector) state(ctx context.Context) error {
 	return nil
 }
 
+// phase adds the next step if the desired mode is not verified.
 func (c *collector) phase(context.Context) error {
 	s := c.report.State
 	if s == nil || s.Phase == state.PhaseReady {
@@ -515,6 +519,7 @@ func (c *collector) sharedState(ctx context.Context, pods []corev1.Pod) {
 	}
 }
 
+// scrub adds a next step if stored content is missing or damaged.
 func (c *collector) scrub(report *loaded.Scrub) {
 	switch {
 	case report.Problems == 0:
@@ -527,6 +532,7 @@ func (c *collector) scrub(report *loaded.Scrub) {
 	}
 }
 
+// space adds a next step if the volume is full or nearly full.
 func (c *collector) space(usage *space.Usage) {
 	c.report.Registry.Space = usage
 	if usage == nil || usage.Percent() < space.NearlyFull {

@@ -105,6 +105,7 @@ With --cache, blobs and manifests come from a cache pod, and from the registry i
 // need less. With as many clients as may connect, the rest of a pod's 128 MiB is for the kernel's buffers.
 const memoryLimit = 48 << 20
 
+// server is a proxy or a cache.
 type server interface {
 	Listen(ctx context.Context) error
 	Run(ctx context.Context) error

@@ -139,6 +139,7 @@ func (c *Catalog) Roots() []*Manifest {
 	return roots
 }
 
+// repository is the manifests of a repository.
 type repository struct {
 	manifests []*Manifest
 	byDigest  map[digest.Digest]*Manifest // with aliases
@@ -146,6 +147,7 @@ type repository struct {
 	inside    map[*Manifest]bool          // parts of an index, or attached
 }
 
+// repositories groups the manifests, which are ordered by repository.
 func (c *Catalog) repositories() []*repository {
 	var all []*repository
 	for i, m := range c.Manifests {

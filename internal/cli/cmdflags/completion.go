@@ -18,6 +18,7 @@ import (
 // completionTimeout is how long a shell waits for names.
 const completionTimeout = 3 * time.Second
 
+// completeFlags adds completion for the flags of the cluster.
 func (f *Global) completeFlags(cmd *cobra.Command) {
 	for flag, names := range map[string]func(clientcmdapi.Config) []string{
 		"context": func(c clientcmdapi.Config) []string { return slices.Sorted(maps.Keys(c.Contexts)) },

@@ -142,6 +142,7 @@ func (f *imageFlags) validate(flags *pflag.FlagSet) error {
 	return errors.Join(append(errs, f.login.Validate())...)
 }
 
+// references returns the references of the arguments and the list files.
 func (f *imageFlags) references(cmd *cobra.Command, args []string) ([]string, error) {
 	for _, ref := range args {
 		if err := name.Check(ref); err != nil {
@@ -165,6 +166,7 @@ func (f *imageFlags) references(cmd *cobra.Command, args []string) ([]string, er
 	return refs, nil
 }
 
+// storeAt returns the directory of the local store.
 func (f *imageFlags) storeAt() (string, error) {
 	if dir := cmp.Or(f.storeDir, os.Getenv(storeVariable)); dir != "" {
 		return dir, nil
@@ -208,6 +210,7 @@ func (f *imageFlags) begin(cmd *cobra.Command, host string, plain func(host stri
 	return r, nil
 }
 
+// recorded logs each line as a message.
 type recorded struct{ log *slog.Logger }
 
 func (r recorded) Write(lines []byte) (int, error) {
@@ -217,6 +220,7 @@ func (r recorded) Write(lines []byte) (int, error) {
 	return len(lines), nil
 }
 
+// retryOptions returns the client options of the run: retries, rate and log.
 func (r *imageRun) retryOptions() remote.Options {
 	options := remote.Options{Retries: r.retries, Rate: r.rate, Log: r.log}
 	if r.retries == 0 {

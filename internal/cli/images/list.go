@@ -120,6 +120,7 @@ func (f *listFlags) check(cmd *cobra.Command, args []string) (host string, err e
 	return host, checkSources(args)
 }
 
+// listSources lists the images in sources, in the given order.
 func (r *imageRun) listSources(ctx context.Context, sources []string) ([]stored.Listed, error) {
 	list := []stored.Listed{}
 	var failed []error

@@ -24,6 +24,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/images/source"
 )
 
+// destinationFlags select the destination of images and their names there.
 type destinationFlags struct {
 	to, path, reference string
 	zarfTags            bool
@@ -213,6 +214,7 @@ func (r *imageRun) open(ctx context.Context, path string) (*source.Source, error
 	return opened, err
 }
 
+// fromEngine finds images of the Docker engine.
 func (r *imageRun) fromEngine(ctx context.Context, refs []string) ([]graph.Item, error) {
 	return source.Resolve(ctx, refs, source.ResolveOptions{Engine: r.engine, Log: r.log})
 }

@@ -18,6 +18,7 @@ func newStore(global *cmdflags.Global) *cobra.Command {
 		newStoreInfo(global), newStorePrune(global))
 }
 
+// storeCommand is one of the commands about the local store.
 type storeCommand struct {
 	imageFlags
 	size int64

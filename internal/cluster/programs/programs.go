@@ -103,6 +103,7 @@ func New(ctx context.Context, s settings.Settings, config *rest.Config, client k
 	return r, nil
 }
 
+// setOwn makes an image of this program's file.
 func (r *Registry) setOwn(executable string) error {
 	source, image, err := build.SelfImage(embedded.Layers(), executable, runtime.GOARCH, pushedHost+imagesBelow,
 		"init-hook", version.Version)
@@ -190,6 +191,7 @@ func (r *Registry) PushProgramImages(ctx context.Context, access release.PushAcc
 	return pushed, nil
 }
 
+// images returns the images that PushProgramImages pushes.
 func (r *Registry) images() ([]graph.Item, error) {
 	carried, list, err := build.ProgramImages(embedded.Layers(), pushedHost+imagesBelow, version.Version)
 	if err != nil {

@@ -30,6 +30,7 @@ type secretLeaf struct {
 	leaf   pki.Leaf
 }
 
+// role returns what the certificate authorizes its holder for.
 func (l secretLeaf) role() string { return l.leaf.Organization }
 
 // leaves returns the certificates of a release, as its own CA issues them.
@@ -95,6 +96,7 @@ func (m *Manager) leaves(p state.PKI) []secretLeaf {
 	return all
 }
 
+// secretName returns the name of the Secret that holds the certificate.
 func (m *Manager) secretName(l secretLeaf) string {
 	if l.role() == pki.OrganizationClient {
 		return names.ZarfClientTLS

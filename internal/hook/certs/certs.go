@@ -21,6 +21,7 @@ type Manager struct {
 	Pods        *reload.Pods
 }
 
+// certManagerLeaves returns the certificates that cert-manager is to issue.
 func (m *Manager) certManagerLeaves(p state.PKI) []certmanager.Leaf {
 	var out []certmanager.Leaf
 	for _, l := range m.leaves(p) {

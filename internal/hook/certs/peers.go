@@ -110,6 +110,7 @@ func (r *Rotation) observe(
 	return out, nil
 }
 
+// query asks a pod what it has loaded.
 func (r *Rotation) query(ctx context.Context, p peer) pki.Loaded {
 	out := pki.Loaded{Pod: r.PodName(&p.pod), Role: p.role}
 	report, err := r.Pods.Loaded(ctx, &p.pod)
@@ -156,6 +157,7 @@ func (r *Rotation) once(message string, args ...any) {
 	}
 }
 
+// waitFor reports what a round waits for, the first time.
 func (r *Rotation) waitFor(what, missing string, more ...any) {
 	if r.first(what, append(more, missing)...) {
 		r.Progress.Waiting(what, missing, more...)

@@ -68,6 +68,7 @@ type Rotation struct {
 	held []heldLeaf
 }
 
+// note logs and records that a Secret was written.
 func (r *Rotation) note(what, secret, reason string) {
 	r.Log.Info(what, "secret", secret, "reason", reason)
 	if !slices.Contains(r.wrote, secret) {
@@ -122,6 +123,7 @@ func (r *Rotation) Run(ctx context.Context) ([]string, error) {
 	}
 }
 
+// outcome is what a round has come to.
 type outcome int
 
 const (
@@ -150,6 +152,7 @@ func (r *Rotation) round(ctx context.Context, end time.Time) (outcome, []string,
 	return r.take(ctx, s, next)
 }
 
+// snapshot is what a round has read.
 type snapshot struct {
 	stateSecret *corev1.Secret
 	saved       *state.State
@@ -286,6 +289,7 @@ func (r *Rotation) recordPhase(ctx context.Context, s *snapshot, phase state.Rot
 	return r.record(ctx, s, &state.Rotation{Phase: phase, Reason: begun.Reason, Since: begun.Since})
 }
 
+// recordWaiting saves what the CA rotation waits for when the timeout expires.
 func (r *Rotation) recordWaiting(ctx context.Context, waiting []string) error {
 	text := release.List(waiting)
 	err := r.UpdateState(ctx, func(s *state.State) bool {

@@ -161,6 +161,7 @@ func (r *Rotation) readHeld(ctx context.Context, wanted []wantedLeaf) ([]heldLea
 	return all, nil
 }
 
+// position returns the state of the rotation. It sets due in the held certificates.
 func (r *Rotation) position(held []heldLeaf) pki.Position {
 	p := pki.Position{Held: map[string]pki.Held{}}
 	for i := range held {

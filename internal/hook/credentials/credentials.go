@@ -176,6 +176,7 @@ func (m *Manager) WritePull(ctx context.Context) (string, error) {
 	return fmt.Sprintf("wrote %s: %s", name, strings.Join(reasons, ", ")), nil
 }
 
+// dockerConfig returns the content of an image pull Secret.
 func dockerConfig(address, username, password string) ([]byte, error) {
 	type entry struct {
 		Username string `json:"username"`

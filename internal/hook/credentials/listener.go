@@ -124,6 +124,7 @@ func (m *Manager) plainPods(ctx context.Context, open bool) (pods int, wrong map
 	return len(ready), wrong, nil
 }
 
+// readyRegistries returns the registry pods that serve clients.
 func (m *Manager) readyRegistries(ctx context.Context) ([]corev1.Pod, error) {
 	pods, err := m.ListPods(ctx, names.ComponentRegistry)
 	return slices.DeleteFunc(pods, func(p corev1.Pod) bool { return !release.PodServes(p) }), err

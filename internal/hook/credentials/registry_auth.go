@@ -47,6 +47,7 @@ func (m *Manager) copyRegistryAuth(ctx context.Context, change authChange) (htpa
 	return htpasswd, err
 }
 
+// registryAuth returns what the registry's Secret should hold.
 func (m *Manager) registryAuth(
 	ctx context.Context, current *corev1.Secret, change authChange,
 ) (map[string][]byte, error) {
@@ -97,6 +98,7 @@ func (m *Manager) missingSecret(name string) error {
 		m.Object("Secret", name))
 }
 
+// requiredSecret returns a Secret that prepare has created, and refuses if it is missing.
 func (m *Manager) requiredSecret(ctx context.Context, name string) (*corev1.Secret, error) {
 	secret, err := m.Secret(ctx, name)
 	if err == nil && secret == nil {

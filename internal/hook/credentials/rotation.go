@@ -37,6 +37,7 @@ const (
 	Pull Credential = "pull"
 )
 
+// secretName returns the name of the Secret that holds a credential.
 func (m *Manager) secretName(credential Credential) string {
 	if credential == Pull {
 		return m.Settings.Name + names.SuffixPull
@@ -157,6 +158,7 @@ func (m *Manager) AwaitPush(ctx context.Context) (string, error) {
 	return did, nil
 }
 
+// await waits until every ready registry pod has loaded an htpasswd file.
 func (m *Manager) await(ctx context.Context, credential Credential, htpasswd []byte) (string, error) {
 	sum := sha256.Sum256(htpasswd)
 	want := hex.EncodeToString(sum[:])

@@ -11,6 +11,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/release"
 )
 
+// filesWait waits until pods have written their files on each node.
 type filesWait struct {
 	nodeWait
 	// again are nodes whose pod must run once more even if it has finished.

@@ -46,6 +46,7 @@ type nodeState struct {
 	current bool
 }
 
+// progress is what rollouts have reached.
 type progress struct {
 	nodes []nodeState // by name
 	// unseen describes what does not show in nodes; "" if nothing is missing there.
@@ -207,6 +208,7 @@ func (w *nodeWait) look(ctx context.Context) (missing string, err error) {
 	return missing, nil
 }
 
+// proceed continues the rollouts that the controller does not continue.
 func (w *nodeWait) proceed(ctx context.Context, sets []appsv1.DaemonSet, pods []corev1.Pod) error {
 	for _, set := range sets {
 		var own []rollout.Pod

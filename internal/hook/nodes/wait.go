@@ -107,6 +107,7 @@ func (o *Observer) Warnings(ctx context.Context) map[string]string {
 	return NewestWarnings(events.Items)
 }
 
+// controllerWarnings returns the newest warning of each controller of a component's pods.
 func (o *Observer) controllerWarnings(ctx context.Context, component string) []string {
 	events, err := o.Cluster.Events.List(ctx, metav1.ListOptions{FieldSelector: "involvedObject.kind!=Pod,type=Warning"})
 	if err != nil {

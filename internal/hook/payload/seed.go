@@ -63,6 +63,7 @@ func (s *Seeder) Seed(ctx context.Context, architectures []string, programs func
 		total.written, total.bytes, total.replaced, total.kept, restarted), nil
 }
 
+// counts counts ConfigMaps by outcome.
 type counts struct{ written, bytes, kept, replaced int }
 
 // Payload encodes a program, once.
@@ -96,6 +97,7 @@ func (s *Seeder) Mismatch(p *injector.Payload) string {
 	return ""
 }
 
+// configMapName returns the name of a ConfigMap of a program's payload.
 func (s *Seeder) configMapName(p injector.Program, index int) string {
 	return injector.ConfigMapName(s.Settings.Name, s.Settings.Injector.ID(p.Key()), p, index)
 }
@@ -112,6 +114,7 @@ func (s *Seeder) objects(ctx context.Context) (map[string]*corev1.ConfigMap, err
 	return have, nil
 }
 
+// objectNames returns the sorted names of the release's payload ConfigMaps.
 func (s *Seeder) objectNames(ctx context.Context) ([]string, error) {
 	list, err := s.Cluster.ConfigMapNames.List(ctx, s.Selector(names.ComponentPayload))
 	if err != nil {

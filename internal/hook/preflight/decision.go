@@ -92,6 +92,7 @@ func (i *Inspection) refuseDefaults(saved state.Settings) error {
 	return nil
 }
 
+// setMode returns the Helm options that select a mode.
 func setMode(mode state.Mode, registryURL string) string {
 	if mode == state.ModeExternal {
 		return "--set registryURL=" + registryURL

@@ -127,6 +127,7 @@ func (i *Inspection) architecture() []Finding {
 	return findings
 }
 
+// pauseImage judges the images of injected pods.
 func (i *Inspection) pauseImage() []Finding {
 	if !i.Settings.Injector.Enabled {
 		return nil

@@ -168,6 +168,7 @@ func (i *Inspection) nodeConfigLike() *corev1.Pod {
 	return pod
 }
 
+// privilegedPods returns pods that need the Pod Security level privileged.
 func (i *Inspection) privilegedPods() []*corev1.Pod {
 	var pods []*corev1.Pod
 	if i.Settings.Mode == state.ModeProxy {

@@ -218,6 +218,7 @@ func (i *Inspection) Check(ctx context.Context) (string, error) {
 	return fmt.Sprintf("found no blockers, %d warnings", len(findings)), nil
 }
 
+// inspect runs the checks that apply to the mode.
 func (i *Inspection) inspect(ctx context.Context) ([]Finding, error) {
 	for _, name := range i.Settings.Preflight.Ignore {
 		if name != ignoreAll && !slices.Contains(Checks(), name) {
@@ -271,11 +272,13 @@ func distinct(findings []Finding) []Finding {
 	})
 }
 
+// certificates checks the Secrets that certificates are issued or copied from.
 func (i *Inspection) certificates(ctx context.Context) ([]Finding, error) {
 	problems, err := i.Certs.Problems(ctx, i.Settings.Certificates())
 	return blockers(checkCertificates, problems), err
 }
 
+// pushSecret checks the user's Secret with the push credential.
 func (i *Inspection) pushSecret(ctx context.Context) ([]Finding, error) {
 	if i.Settings.Push.Secret == "" {
 		return nil, nil

@@ -91,6 +91,7 @@ func (i *Inspection) otherProxies(services []corev1.Service, known bool) (findin
 	return findings
 }
 
+// otherPort returns the remedy for a Service with the registry's port.
 func otherPort(s corev1.Service) string {
 	if s.Namespace == "zarf" && s.Name == "zarf-docker-registry" {
 		return "it is Zarf's registry: docs/reference/zarf.md says how to replace it while nodes pull"
@@ -142,6 +143,7 @@ func (i *Inspection) tryService(ctx context.Context, listed bool) ([]Finding, er
 	return nil, fmt.Errorf("trying the NodePort Service with a dry run: %w", err)
 }
 
+// ipFamily finds a rendered IP family that the cluster does not support.
 func (i *Inspection) ipFamily(services []corev1.Service) []Finding {
 	if i.Settings.Mode == state.ModeNodePort && i.Settings.IPFamily == state.IPv6 {
 		return []Finding{{Check: checkIPFamily, Severity: Blocker, Object: "ipFamily IPv6",

@@ -69,6 +69,7 @@ type puller struct {
 	ready           map[string]bool
 }
 
+// attempt is a node's pod.
 type attempt struct {
 	Result             // without outcome until it is finished
 	tried    time.Time // when a pod was first to be created, and when one was; zero until then
@@ -324,6 +325,7 @@ func ran(p *corev1.Pod) bool {
 		})
 }
 
+// failedPulls returns what the newest event of each pod says about a failed pull.
 func failedPulls(events []corev1.Event) map[string]string {
 	newest, at := map[string]string{}, map[string]metav1.Time{}
 	for i := range events {
@@ -377,6 +379,7 @@ func (p *puller) selector() metav1.ListOptions {
 	return metav1.ListOptions{LabelSelector: names.Selector(p.Settings.Release, names.ComponentProbe)}
 }
 
+// pod returns the pod that makes a node pull.
 func (p *puller) pod(node string) *corev1.Pod {
 	no, second, deadline := false, int64(1), int64(podDeadline.Seconds())
 	pod := &corev1.Pod{

@@ -27,6 +27,7 @@ type Result struct {
 
 func oneLine(message string) string { return strings.Join(strings.Fields(message), " ") }
 
+// reason returns the message with the remedy.
 func (r Result) reason() string {
 	if r.Remedy == "" {
 		return r.Message

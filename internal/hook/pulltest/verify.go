@@ -138,6 +138,7 @@ func (v *Verifier) excuse(failed *[]Result, cordoned map[string]bool, mayFail in
 	return excused
 }
 
+// puller returns the one that verifies the pull of an image.
 func (v *Verifier) puller(image string, switching bool) *puller {
 	p := &puller{Verifier: v, image: image, limit: verifyTimeout}
 	if switching {
@@ -213,6 +214,7 @@ func failures(image string, failed []Result) error {
 	return errors.Join(errs...)
 }
 
+// group is the nodes with the same reason.
 type group struct {
 	Reason string
 	Nodes  []string
@@ -246,6 +248,7 @@ func forbidden(complaint string) bool {
 	return strings.Contains(complaint, "403 Forbidden") || strings.Contains(complaint, ": denied: ")
 }
 
+// advice returns what to do about a kubelet's complaint about the pull of an image.
 func advice(mode state.Mode, complaint string) string {
 	nodePort := mode == state.ModeNodePort
 	switch has := func(sign string) bool { return strings.Contains(complaint, sign) }; {

@@ -143,6 +143,7 @@ func (s *Store) prune(ctx context.Context, limit, target int64) (Pruned, error) 
 	return pruned, nil
 }
 
+// remove removes a file unless it is in use.
 func (s *Store) remove(f file) (removed bool, err error) {
 	err = s.locked(func(*os.File) error {
 		s.mu.Lock()

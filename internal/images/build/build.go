@@ -63,6 +63,7 @@ func gzipLayer(fsys fs.FS, name string, content injector.Inflated) (Layer, error
 	}, nil
 }
 
+// inflatedDigest returns the digest of the tar in a gzip-compressed file.
 func inflatedDigest(fsys fs.FS, name string) (digest.Digest, error) {
 	f, err := fsys.Open(name)
 	if err != nil {

@@ -102,6 +102,7 @@ func (c *Client) save(ctx context.Context, names []string, file *os.File) error 
 	return nil
 }
 
+// missingError returns the error about images that the engine does not have.
 func missingError(images []string) error {
 	if len(images) == 0 {
 		return nil

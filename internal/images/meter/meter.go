@@ -204,6 +204,7 @@ func (m *Meter) figures(p images.Progress) string {
 	return s
 }
 
+// moved formats an image's transferred and skipped bytes.
 func moved(sent, received, skipped int64) string {
 	var parts []string
 	for _, part := range []struct {

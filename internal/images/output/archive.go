@@ -37,6 +37,7 @@ type Archive struct {
 	images []Image // that are complete
 }
 
+// place is where a blob's content is in an archive.
 type place struct {
 	at   int64
 	mu   sync.Mutex // held while the blob is written

@@ -65,6 +65,7 @@ func (l *Layout) Blob(ctx context.Context, from graph.Content, desc ocispec.Desc
 	return fetched > 0 || desc.Size == 0, f.Close()
 }
 
+// openAt opens a blob at an offset.
 func openAt(b blob.Blob, offset int64) (io.ReadCloser, error) {
 	rc, err := b.Open()
 	if err != nil {

@@ -26,6 +26,7 @@ type body struct {
 	released bool
 }
 
+// newBody opens the content from offset on.
 func (u *upload) newBody(offset int64, timer *idleTimer) (*body, error) {
 	src, err := u.open()
 	if err == nil {

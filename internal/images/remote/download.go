@@ -29,6 +29,7 @@ func (r *Repository) Blob(ctx context.Context, desc ocispec.Descriptor,
 	return &download{ctx: ctx, repo: r, desc: desc, received: received}
 }
 
+// download receives one blob in one or more requests.
 type download struct {
 	ctx      context.Context
 	repo     *Repository
@@ -107,6 +108,7 @@ func (d *download) interrupted(err error) {
 	d.attempt++
 }
 
+// open requests the rest of the blob.
 func (d *download) open() error {
 	if err := oci.CheckDigest(d.desc.Digest); err != nil {
 		return blob.NewError(err)

@@ -28,6 +28,7 @@ func (e *wrappedError) Error() string { return e.text }
 
 func (e *wrappedError) Unwrap() error { return e.err }
 
+// notFoundError is an [errdef.ErrNotFound] with the registry's response.
 type notFoundError struct{ error }
 
 func (e *notFoundError) Unwrap() []error { return []error{errdef.ErrNotFound, e.error} }
@@ -57,6 +58,7 @@ func (r *responseError) Unwrap() error { return r.ErrorResponse }
 // maxErrorBody limits how much is read of an error response, in bytes.
 const maxErrorBody = 8 << 10
 
+// newResponseError reads an error response and closes its body.
 func newResponseError(resp *http.Response) error {
 	defer resp.Body.Close()
 	response := &errcode.ErrorResponse{Method: resp.Request.Method, URL: resp.Request.URL, StatusCode: resp.StatusCode}
@@ -96,6 +98,7 @@ func statusCode(err error) int {
 	return 0
 }
 
+// hasErrorCode reports whether the registry's response has one of the error codes.
 func hasErrorCode(err error, codes ...string) bool {
 	var response *errcode.ErrorResponse
 	return errors.As(err, &response) &&
@@ -113,6 +116,7 @@ func withoutURL(err error) error {
 	}
 }
 
+// requestHost returns the host of the request that failed with err, or "".
 func requestHost(err error) string {
 	var failed *url.Error
 	if !errors.As(err, &failed) {

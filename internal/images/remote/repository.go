@@ -229,6 +229,7 @@ func (r *Repository) requestManifest(ctx context.Context, method, ref string) (*
 	return resp, nil
 }
 
+// newRequest prepares a request for a path in the repository.
 func (r *Repository) newRequest(ctx context.Context, method, path string, body io.Reader,
 	actions ...string) (*http.Request, error) {
 	ctx = auth.AppendRepositoryScope(ctx, r.remote.Reference, actions...)

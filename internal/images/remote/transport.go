@@ -131,6 +131,7 @@ func (t *idleTimer) awaitResponse() { t.timer.Reset(t.response) }
 // pause stops the timer until the next reset, while the client itself does not read.
 func (t *idleTimer) pause() { t.timer.Stop() }
 
+// stop ends the request and its timer.
 func (t *idleTimer) stop() {
 	t.timer.Stop()
 	t.cancel(context.Canceled)

@@ -141,6 +141,7 @@ func (u *upload) mayRetry(err error) bool {
 	return false
 }
 
+// resume finds out where to continue.
 func (u *upload) resume(ctx context.Context) (err error) {
 	u.offset = 0
 	if u.at != nil && !u.restarts {
@@ -218,6 +219,7 @@ func (u *upload) location(resp *http.Response) (*url.URL, error) {
 	return location, nil
 }
 
+// put sends the blob from offset on and completes the upload.
 func (u *upload) put(ctx context.Context, location *url.URL, offset int64) error {
 	ctx = auth.AppendRepositoryScope(ctx, u.repo.remote.Reference, auth.ActionPull, auth.ActionPush)
 	timeouts := u.repo.registry.timeouts

@@ -61,6 +61,7 @@ func (s *Source) loadDocker(ctx context.Context) error {
 	return nil
 }
 
+// dockerManifest generates an image's manifest and registers its blobs under their digests.
 func (s *Source) dockerManifest(ctx context.Context, saved dockerImage,
 	compressed map[string]ocispec.Descriptor) (ocispec.Descriptor, error) {
 	none := ocispec.Descriptor{}

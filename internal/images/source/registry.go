@@ -17,6 +17,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/oci"
 )
 
+// repository is the content of a repository in a registry.
 type repository struct {
 	repo   *remote.Repository
 	store  *blobstore.Store // or nil

@@ -92,6 +92,7 @@ func Resolve(ctx context.Context, refs []string, opts ResolveOptions) ([]graph.I
 	return items, errors.Join(errors.Join(failed...), lacking)
 }
 
+// resolve finds one image and, if requested, its referrers.
 func (o ResolveOptions) resolve(ctx context.Context, ref string) ([]graph.Item, error) {
 	named, err := name.Named(ref)
 	if err != nil {

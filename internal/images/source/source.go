@@ -142,6 +142,7 @@ func (s *Source) single() (root graph.Image, referrers []graph.Image, ok bool) {
 // maxNames is how many images an error message lists.
 const maxNames = 4
 
+// names lists images for an error message.
 func names(list []graph.Image) string {
 	var quoted []string
 	for _, image := range list {

@@ -18,6 +18,7 @@ import (
 // https://sdk.operatorframework.io/docs/best-practices/common-recommendation
 const relatedPrefix = "RELATED_IMAGE_"
 
+// need is a reference of a workload.
 type need struct {
 	name name.Name
 	// where it is found, apart from the containers and volumes of pods: "spec.image", "RELATED_IMAGE_X".

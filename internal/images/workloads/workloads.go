@@ -23,11 +23,13 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/images/name"
 )
 
+// user is an object that refers to images.
 type user struct {
 	name       string    // "Deployment shop/web"
 	uid, owner types.UID // its own, and that of its controller
 }
 
+// workload is what an object refers to.
 type workload struct {
 	user
 	names []name.Name // of its containers and volumes, and what they run
@@ -77,6 +79,7 @@ func List(ctx context.Context, client kubernetes.Interface) (*Set, error) {
 	return s, errors.Join(errs...)
 }
 
+// podSpec returns the specification of an object's pods, or nil.
 func podSpec(o runtime.Object) *corev1.PodSpec {
 	switch o := o.(type) {
 	case *corev1.Pod:
@@ -175,6 +178,7 @@ func parse(references []string) ([]name.Name, error) {
 	return names, errors.Join(errs...)
 }
 
+// references returns the images of a pod's specification.
 func references(spec *corev1.PodSpec) []string {
 	var found []string
 	for _, c := range slices.Concat(spec.InitContainers, spec.Containers) {

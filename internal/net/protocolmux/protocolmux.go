@@ -101,6 +101,7 @@ func (c *Conn) Read(p []byte) (int, error) {
 	return t.Read(p)
 }
 
+// refuse responds to a ClientHello in plain HTTP.
 func (c *Conn) refuse() {
 	_ = c.SetDeadline(time.Now().Add(lingerTimeout))
 	if _, err := io.WriteString(c.Conn, plainRefusal); err != nil {

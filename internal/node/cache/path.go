@@ -6,6 +6,7 @@ import (
 	"github.com/opencontainers/go-digest"
 )
 
+// target is what a request names.
 type target struct {
 	repository string // empty for the base, /v2/
 	blob       bool   // otherwise a manifest

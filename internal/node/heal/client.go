@@ -192,6 +192,7 @@ func (c *Client) list(ctx context.Context, query url.Values) ([]Pod, error) {
 	return list.Items, nil
 }
 
+// change is an event of a watch.
 type change struct {
 	pod  Pod
 	gone bool // it was deleted, or does not match any more
@@ -327,6 +328,7 @@ const (
 	eventNoImage  = "NoImageLeft"
 )
 
+// event records what was done about a pod, or why nothing can be done.
 func (c *Client) event(ctx context.Context, p Pod, reason, message string) error {
 	kind := "Normal"
 	if reason == eventNoImage {

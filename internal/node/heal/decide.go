@@ -93,6 +93,7 @@ type Condition struct {
 	Status string `json:"status"`
 }
 
+// isReady reports whether the conditions of a pod or a node say that it is ready.
 func isReady(conditions []Condition) bool {
 	return slices.Contains(conditions, Condition{"Ready", "True"})
 }
@@ -244,6 +245,7 @@ func Decide(p Pod, images []nodeimages.Image, rules nodeimages.Rules, inUse []st
 	return d
 }
 
+// previous returns the images of the pod that were replaced.
 func (p Pod) previous() []string {
 	if list := p.Metadata.Annotations[names.AnnotationPreviousImages]; list != "" {
 		return strings.Split(list, ",")
@@ -257,6 +259,7 @@ func (p Pod) replaced(message string) bool {
 	return slices.ContainsFunc(p.previous(), func(image string) bool { return strings.Contains(message, `"`+image+`"`) })
 }
 
+// listed returns the names of some images, for a message.
 func listed(images []nodeimages.Image) string {
 	var found []string
 	for _, image := range images {

@@ -66,6 +66,7 @@ type Healer struct {
 	reported map[string]time.Time // when a pod, with its image, was reported
 }
 
+// job is a pod that waits for an image.
 type job struct {
 	pod     Pod
 	failing bool
@@ -115,6 +116,7 @@ func (h *Healer) Run(ctx context.Context) error {
 	return nil
 }
 
+// watchPods runs sessions until ctx ends.
 func (h *Healer) watchPods(ctx context.Context) {
 	for ctx.Err() == nil {
 		if err := h.session(ctx); err != nil && ctx.Err() == nil {

@@ -334,6 +334,7 @@ func (p *planner) replace(f *folder, file File, now, before entry) {
 	f.steps = append(f.steps, s)
 }
 
+// planRemovals plans the removal of obsolete files from a folder.
 func (p *planner) planRemovals(f *folder) {
 	bases := map[string]bool{}
 	for name, kind := range f.entries {
@@ -396,6 +397,7 @@ func (p *planner) leaveFile(f *folder, base string) {
 	f.steps = append(f.steps, s)
 }
 
+// checkSpace checks that the directories to write to are writable and have enough space.
 func (p *planner) checkSpace() {
 	type need struct {
 		where        string

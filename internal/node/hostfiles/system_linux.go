@@ -19,6 +19,7 @@ func lock(f *os.File) (taken bool, err error) {
 	return err == nil, err
 }
 
+// space is the free space of a file system.
 type space struct {
 	readOnly bool
 	unknown  bool  // the file system does not report it, such as a RAM disk

@@ -221,6 +221,7 @@ func (t *Tree) Modified(name string) time.Time {
 	return info.ModTime()
 }
 
+// entry describes what exists at a path.
 type entry struct {
 	info    fs.FileInfo // nil if nothing exists
 	content []byte      // including the mark; nil if it is not a regular file or too large

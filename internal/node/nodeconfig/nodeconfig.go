@@ -110,6 +110,7 @@ func (r *run) warn(format string, args ...any) {
 	r.report.Warnings = append(r.report.Warnings, fmt.Sprintf(format, args...))
 }
 
+// wants returns the desired state of the node.
 func (r *run) wants() (hostfiles.Desired, error) {
 	desired, err := noderuntime.Build(r.inputs)
 	if err != nil {

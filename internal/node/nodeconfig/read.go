@@ -20,6 +20,7 @@ const sumTime = 3 * time.Minute
 // keySum is the key of the chart's Secret that changes with its other keys.
 const keySum = "sum"
 
+// awaitSum waits until the expected configuration is mounted.
 func (r *run) awaitSum(ctx context.Context) error {
 	if r.Sum == "" {
 		return nil

@@ -17,6 +17,7 @@ import (
 // invalid.
 const maxReport = 4096
 
+// count adds the changes to the report.
 func (r *run) count(plan *hostfiles.Plan) {
 	for _, c := range plan.Changes {
 		switch {

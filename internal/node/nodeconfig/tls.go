@@ -60,6 +60,7 @@ func lookBelow(root string, mounted []string) func(name string) error {
 	}
 }
 
+// within reports whether name is dir or below it.
 func elements(name string) []string {
 	return strings.FieldsFunc(name, func(r rune) bool { return r == '/' })
 }

@@ -56,6 +56,7 @@ const (
 	public  fs.FileMode = 0o644
 )
 
+// withNewline terminates the last line.
 func withNewline(data []byte) []byte {
 	if len(data) == 0 || data[len(data)-1] == '\n' {
 		return data

@@ -26,6 +26,7 @@ func add(to *[]string, format string, args []any) {
 	}
 }
 
+// err returns nil if there are no problems.
 func (f *findings) err() error {
 	if len(f.problems) == 0 {
 		return nil

@@ -72,6 +72,7 @@ const (
 	byDots                 // a.b = …
 )
 
+// table is a table that more may be added to.
 type table struct {
 	values map[string]any // *table, []*table for [[a.b]], and what valueOf returns
 	origin origin

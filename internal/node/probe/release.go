@@ -228,6 +228,7 @@ func CheckPush(ctx context.Context, t Target, tag string, each func(Check)) erro
 	}))
 }
 
+// reach waits until the listeners accept connections.
 func (t Target) reach(ctx context.Context, each func(Check), addresses ...string) error {
 	const name = "the registry is reachable"
 	ctx, cancel := context.WithTimeout(ctx, reachTimeout)
@@ -419,6 +420,7 @@ func (c client) expectNot(ctx context.Context, code int, method, path string) er
 	return err
 }
 
+// upload sends a blob with POST and PUT.
 func (c client) upload(ctx context.Context, below string, blob []byte) error {
 	begun, err := c.send(ctx, http.StatusAccepted, http.MethodPost, below+"/blobs/uploads/", "", nil)
 	if err != nil {
@@ -433,6 +435,7 @@ func (c client) upload(ctx context.Context, below string, blob []byte) error {
 	return err
 }
 
+// excerpt returns the beginning of a response on one line.
 func excerpt(body []byte) string {
 	const most = 300
 	text := strings.Join(strings.Fields(string(body)), " ")

@@ -400,6 +400,7 @@ func (n NodeConfig) validate() error {
 	return v.err()
 }
 
+// problems collects errors.
 type problems []error
 
 func (v *problems) err() error { return errors.Join(*v...) }

@@ -110,6 +110,7 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	s.mux.ServeHTTP(w, r)
 }
 
+// model is a snapshot, prepared for the pages.
 type model struct {
 	*Snapshot
 	Images       []*image
@@ -216,6 +217,7 @@ func (s *Server) page(name string, make func(*http.Request, *model) (any, error)
 	}
 }
 
+// imageList is the data of the page with all images.
 type imageList struct {
 	Query    string
 	Unused   bool
@@ -277,12 +279,14 @@ func (l *imageList) matches(i *image) bool {
 	return true
 }
 
+// details is the data of the page about an image.
 type details struct {
 	*image
 	Manifests []member
 	Raw       string
 }
 
+// member is a manifest of an image.
 type member struct {
 	*catalog.Manifest
 	Kind  string

@@ -23,6 +23,7 @@ func Facts(r *status.Report) []Fact {
 	return slices.Concat(modeFacts(r), componentFacts(r), certificateFacts(r))
 }
 
+// under returns the facts below one label.
 func under(label string, lines ...string) (facts []Fact) {
 	for _, line := range lines {
 		facts = append(facts, Fact{label, line})
@@ -90,6 +91,7 @@ func componentFacts(r *status.Report) (facts []Fact) {
 	return append(facts, under("payload", payloads...)...)
 }
 
+// certificateFacts are how long the certificates are valid.
 func certificateFacts(r *status.Report) []Fact {
 	if len(r.Certificates) == 0 {
 		return nil
@@ -105,6 +107,7 @@ func certificateFacts(r *status.Report) []Fact {
 	return under("certificates", lines...)
 }
 
+// pkiLine describes the source of certificates and the progress of a CA rotation.
 func pkiLine(s *status.State) string {
 	switch {
 	case s == nil || s.PKI == nil:

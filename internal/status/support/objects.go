@@ -191,6 +191,7 @@ func (c *collector) events(ctx context.Context) error {
 	})
 }
 
+// last returns when an event was last seen.
 func last(e corev1.Event) time.Time {
 	switch {
 	case e.Series != nil:

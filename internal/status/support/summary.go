@@ -15,6 +15,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/version"
 )
 
+// summary adds summary.txt, the last file: what the bundle contains, and what it lacks.
 func (c *collector) summary(ctx context.Context) error {
 	ctx, cancel := request(ctx)
 	defer cancel()

@@ -92,6 +92,7 @@ func (f *browseFlags) run(cmd *cobra.Command) error {
 	return nil
 }
 
+// browseSource reads what the pages show from the cluster.
 type browseSource struct {
 	flags    *cmdflags.Cluster
 	access   *cmdflags.Access

@@ -83,6 +83,7 @@ func (f *collectFlags) run(cmd *cobra.Command) error {
 	return f.collect(cmd.Context(), c.Transport, c.Access, cmd.OutOrStdout(), log)
 }
 
+// collect runs a collection and prints what it removes.
 func (f *collectFlags) collect(
 	ctx context.Context, transport http.RoundTripper, access release.PushAccess, stdout io.Writer, log *slog.Logger,
 ) error {
@@ -103,6 +104,7 @@ func (f *collectFlags) collect(
 	return render.Report(stdout, f.output, render.GarbageCollection, what, printCollected, nil)
 }
 
+// collectGarbage runs a collection and reports each removed object.
 func collectGarbage(
 	ctx context.Context, transport http.RoundTripper, access release.PushAccess, request gc.Request, log *slog.Logger,
 	report func(gc.Removed) error,

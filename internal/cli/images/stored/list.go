@@ -100,6 +100,7 @@ func List(cmd *cobra.Command, release *cmdflags.Cluster, log *slog.Logger, outpu
 		func(w io.Writer, list Images) error { return printStored(w, list, f.NoTrunc) })
 }
 
+// lister describes the content of the cluster's registry.
 type lister struct {
 	content  *catalog.Catalog
 	address  string

@@ -89,6 +89,7 @@ invalid, 4 if an image is missing.`,
 	return cmd
 }
 
+// missingReport is the output of images missing.
 type missingReport struct {
 	// Platforms are those that images must have. It is empty if they were not checked.
 	Platforms []string `json:"platforms"`
@@ -260,6 +261,7 @@ func platformsOfNodes(ctx context.Context, c *cmdflags.Access, log *slog.Logger)
 	return graph.ParsePlatforms(text)
 }
 
+// imageSearch finds needed images in the registry.
 type imageSearch struct {
 	find      func(repository, tag string, d digest.Digest) *catalog.Manifest
 	address   string // of the registry, in references

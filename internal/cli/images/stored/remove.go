@@ -26,6 +26,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/release"
 )
 
+// removalFlags are the flags of commands that delete images from the cluster's registry.
 type removalFlags struct {
 	cluster cmdflags.Cluster
 	dryRun  bool
@@ -88,6 +89,7 @@ type keptImage struct {
 	Reason     string   `json:"reason"`
 }
 
+// choice is what to delete.
 type choice struct {
 	decisions []catalog.Decision // of all images
 	untagged  []tagged           // tags to delete of images that are kept
@@ -174,6 +176,7 @@ func (f *removalFlags) delete(ctx context.Context, transport http.RoundTripper, 
 	return nil
 }
 
+// free collects garbage after a deletion.
 func (f *removalFlags) free(
 	ctx context.Context, c *cmdflags.Access, request gc.Request, r *removal, log *slog.Logger,
 ) error {

@@ -24,12 +24,14 @@ const (
 // check returns why a Certificate is not done, "" if it is, and whether waiting is pointless.
 type check func(context.Context, issued) (why string, failed bool, err error)
 
+// pendingCertificate is a Certificate that is not done, and what its check said.
 type pendingCertificate struct {
 	issued
 	why    string
 	failed bool
 }
 
+// wait is one wait for Certificates.
 type wait struct {
 	*Client
 	issuer state.Issuer
@@ -70,6 +72,7 @@ func (c *Client) await(ctx context.Context, issuer state.Issuer, leaves []Leaf, 
 	}
 }
 
+// look returns the Certificates that are not done.
 func (w *wait) look(ctx context.Context) (waiting []pendingCertificate, err error) {
 	for _, leaf := range w.leaves {
 		i, err := w.applyOnce(ctx, leaf)
@@ -109,6 +112,7 @@ func (w *wait) applyOnce(ctx context.Context, leaf Leaf) (issued, error) {
 	return i, err
 }
 
+// report reports what is missing, when that changes.
 func (w *wait) report() {
 	missing := ""
 	switch {
@@ -123,6 +127,7 @@ func (w *wait) report() {
 	}
 }
 
+// timedOut returns the error of a wait that has ended.
 func (w *wait) timedOut(ctx context.Context) (err error) {
 	took := time.Since(w.begin).Round(time.Second)
 	switch {

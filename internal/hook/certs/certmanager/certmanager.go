@@ -165,6 +165,7 @@ func (c *Client) Delete(ctx context.Context) ([]string, error) {
 	return deleted, nil
 }
 
+// ours reports whether init-hook created an object.
 func ours(o metav1.Object) bool { return o.GetLabels()[names.LabelManagedBy] == names.Manager }
 
 // deletes reports whether an object is ours to delete, and logs those that are not.
@@ -175,6 +176,7 @@ func (c *Client) deletes(o metav1.Object, kind string) bool {
 	return ours(o)
 }
 
+// certificate returns a Certificate, nil if it does not exist.
 func (c *Client) certificate(ctx context.Context, name string) (*certmanagerv1.Certificate, error) {
 	have, err := c.Cluster.Certificates.Get(ctx, name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {

@@ -47,6 +47,7 @@ func (c *Client) Problems(ctx context.Context, issuer state.Issuer, leaves []Lea
 	return append(problems, found...), err
 }
 
+// checkIssuer checks the user's issuer if it is an Issuer in the namespace.
 func (c *Client) checkIssuer(ctx context.Context, ref state.Issuer) ([]userobject.Problem, error) {
 	if ref.Group != certmanagerv1.SchemeGroupVersion.Group || ref.Kind == certmanagerv1.ClusterIssuerKind {
 		return nil, nil
