@@ -381,7 +381,7 @@ bench: ## Run all benchmarks (40 minutes), write dist/bench/RESULTS.md and check
 	$(BENCH_REPORT)
 
 .PHONY: bench-cluster
-bench-cluster: build images $(TESTCLUSTER) $(HELM) ## Measure a cluster: install, push, pull, idle nodes; beside crane, skopeo, regctl (BENCH_FLAGS="-n 1")
+bench-cluster: build images $(TESTCLUSTER) $(HELM) ## Measure a cluster: install, push, pull, idle nodes; beside distribution, crane, skopeo, regctl (BENCH_FLAGS="-n 1")
 	@hack/deps.sh bench cluster
 	@for tool in kubectl crane regctl; do $(TESTCLUSTER) tool $$tool >/dev/null; done
 	$(BENCHBUILD) ./cluster

@@ -6,10 +6,12 @@ import (
 	"os"
 	"path/filepath"
 
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 
+	"github.com/zarf-dev/zarf-registry/bench/internal/distribution"
 	kube "github.com/zarf-dev/zarf-registry/internal/cluster"
 )
 
@@ -46,7 +48,8 @@ rules:
   - level: None
 `
 
-// cluster is a test cluster of two nodes that hold only the pause image. registryNode also has the image of init-hook.
+// cluster is a test cluster of two nodes that hold only the pause image. registryNode also has the image of
+// init-hook, and all have the image of distribution.
 type cluster struct {
 	options
 	kubeconfig string
@@ -58,7 +61,7 @@ type cluster struct {
 
 // newCluster boots a cluster. If it returns one, the caller must take it down, even after an error.
 func newCluster(ctx context.Context, o options, dir string) (*cluster, error) {
-	policy := filepath.Join(dir, "audit.yaml")
+	policy, archive := filepath.Join(dir, "audit.yaml"), filepath.Join(dir, "distribution.tar")
 	if err := writeFile(policy, auditPolicy); err != nil {
 		return nil, err
 	}
@@ -67,10 +70,18 @@ func newCluster(ctx context.Context, o options, dir string) (*cluster, error) {
 	if c.app, err = makeProgram(filepath.Join(dir, "app"), "bench/app", waitMode); err != nil {
 		return nil, err
 	}
+	peer, err := makeProgram(filepath.Join(dir, "peer"), "bench/distribution", distribution.Mode)
+	if err != nil {
+		return nil, err
+	}
+	if _, err := c.output(ctx, "tar", "-chf", archive, "-C", peer.layout, ocispec.ImageIndexFile,
+		ocispec.ImageLayoutFile, ocispec.ImageBlobsDir); err != nil {
+		return nil, err
+	}
 	if os.Getuid() != 0 {
 		return nil, errors.New("the test cluster needs root")
 	}
-	if _, err := c.command(ctx, "up", "--replace", "--audit-policy", policy, "--load",
+	if _, err := c.command(ctx, "up", "--replace", "--audit-policy", policy, "--load", archive, "--load",
 		registryNode+"="+o.initHook); err != nil {
 		return c, err
 	}

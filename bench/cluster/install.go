@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"path/filepath"
 	"strings"
 	"sync"
 	"time"
@@ -22,6 +23,7 @@ const (
 
 	byCommand = "zarf-registry install"
 	byHelm    = "helm install"
+	peer      = "distribution"
 )
 
 // timeline records when pods of a release are first seen. It is safe for concurrent use.
@@ -68,16 +70,20 @@ func (l *timeline) watch(ctx context.Context, client kubernetes.Interface) error
 func (c *cluster) measureInstalls(ctx context.Context, report *results.Report) error {
 	report.Subjects = append(report.Subjects,
 		results.Subject{Name: byCommand, About: "`--registry-proxy=true`, nodes have no image but pause"},
-		results.Subject{Name: byHelm, About: "`--set registryProxy=true`, one node has init-hook's image"})
+		results.Subject{Name: byHelm, About: "`--set registryProxy=true`, one node has init-hook's image"},
+		results.Subject{Name: peer, About: "Deployment and NodePort, its image on the node, no TLS"})
 	installed := false
-	return report.Repeat(c.Runs, []string{byCommand, byHelm}, func(n int) error {
-		if installed {
+	return report.Repeat(c.Runs, []string{byCommand, byHelm, peer}, func(n int) error {
+		if n < 2 && installed {
 			if err := c.remove(ctx); err != nil {
 				return err
 			}
 		}
 		if err := c.forget(ctx); err != nil {
 			return err
+		}
+		if n == 2 {
+			return c.measureDistribution(ctx, report)
 		}
 		installed = true
 		return c.measureInstall(ctx, report, n == 1)
@@ -126,7 +132,7 @@ func (c *cluster) measureInstall(ctx context.Context, report *results.Report, he
 		return err
 	}
 	pushed := time.Now()
-	running, err := c.run(ctx)
+	running, err := c.run(ctx, proxyPort)
 	if err != nil {
 		return err
 	}
@@ -149,9 +155,9 @@ func (c *cluster) measureInstall(ctx context.Context, report *results.Report, he
 	return nil
 }
 
-// run runs a pod with the application's image, which it pulls through the proxy of its node, and returns when it ran.
-func (c *cluster) run(ctx context.Context) (running time.Time, err error) {
-	err = c.kubectl(ctx, "run", "app", "--image="+c.app.images[0].reference("127.0.0.1:"+proxyPort),
+// run runs a pod with the application's image, which it pulls from a port of its node, and returns when it ran.
+func (c *cluster) run(ctx context.Context, port string) (running time.Time, err error) {
+	err = c.kubectl(ctx, "run", "app", "--image="+c.app.images[0].reference("127.0.0.1:"+port),
 		`--overrides={"spec":{"nodeSelector":{"kubernetes.io/hostname":"`+pullingNode+`"}}}`)
 	if err == nil {
 		err = c.kubectl(ctx, "wait", "--for=jsonpath={.status.phase}=Running", "pod/app", "--timeout=5m")
@@ -187,5 +193,78 @@ func (c *cluster) measurePayload(ctx context.Context, report *results.Report) er
 	report.Add(tablePayload, ours, "in etcd", "MB", all/1e6)
 	report.Add(tablePayload, ours, "a node fetches", "MB", node/1e6)
 	report.Add(tablePayload, ours, "ConfigMaps", "", float64(len(list.Items)))
+	return nil
+}
+
+// distributionConfig serves plain HTTP, as most registries on node ports do.
+const distributionConfig = `version: 0.1
+log: {level: error, accesslog: {disabled: true}}
+storage: {filesystem: {rootdirectory: /var/lib/registry}}
+http: {addr: ":5000", secret: bench}
+`
+
+// distributionObjects is what a user would apply.
+const distributionObjects = `apiVersion: apps/v1
+kind: Deployment
+metadata: {name: distribution}
+spec:
+  selector: {matchLabels: {app: distribution}}
+  template:
+    metadata: {labels: {app: distribution}}
+    spec:
+      nodeSelector: {kubernetes.io/hostname: ` + registryNode + `}
+      containers:
+        - name: distribution
+          image: ` + domain + `/bench/distribution:v1
+          readinessProbe: {httpGet: {path: /v2/, port: 5000}, periodSeconds: 1}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: distribution}
+spec:
+  type: NodePort
+  selector: {app: distribution}
+  ports: [{port: 5000, nodePort: ` + distributionPort + `}]
+`
+
+const distributionPort = "31997"
+
+func (c *cluster) measureDistribution(ctx context.Context, report *results.Report) (err error) {
+	crane, err := c.tool(ctx, "crane")
+	if err != nil {
+		return err
+	}
+	objects := filepath.Join(c.dir, "distribution.yaml")
+	if err := writeFile(objects, distributionObjects); err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, c.kubectl(ctx, "delete", "--grace-period=1", "-f", objects)) }()
+	began := time.Now()
+	add := func(what string) {
+		report.Add(tableInstall, peer, what, "s", time.Since(began).Seconds())
+	}
+	if err := c.kubectl(ctx, "apply", "-f", objects); err != nil {
+		return err
+	}
+	if err := c.kubectl(ctx, "rollout", "status", "deployment/"+peer); err != nil {
+		return err
+	}
+	add("registry ready")
+	add("command returned")
+	app := c.app.images[0]
+	// The node port may not work at once.
+	if err := waitFor(ctx, "a push to distribution", func() (bool, error) {
+		_, err := c.onNode(ctx, registryNode, crane, "push", app.single, app.reference("127.0.0.1:"+distributionPort))
+		return err == nil, err
+	}); err != nil {
+		return err
+	}
+	add("image pushed")
+	running, err := c.run(ctx, distributionPort)
+	if err != nil {
+		return err
+	}
+	report.Add(tableInstall, peer, "pod runs", "s", running.Sub(began).Seconds())
+	logf("distribution: pod %.1f s", running.Sub(began).Seconds())
 	return nil
 }

@@ -20,6 +20,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/zarf-dev/zarf-registry/bench/internal/distribution"
 	"github.com/zarf-dev/zarf-registry/bench/internal/program"
 	"github.com/zarf-dev/zarf-registry/bench/internal/results"
 )
@@ -34,6 +35,9 @@ const how = "A test cluster of two nodes; control plane, nodes, tools and regist
 var modes = map[string]func(ctx context.Context, args []string) error{
 	waitMode:  func(ctx context.Context, _ []string) error { <-ctx.Done(); return nil },
 	scaleMode: scale,
+	distribution.Mode: func(ctx context.Context, _ []string) error {
+		return distribution.Serve(ctx, distributionConfig)
+	},
 }
 
 const waitMode = "wait"
