@@ -94,11 +94,9 @@ func LimitMemory() {
 	if os.Getenv("GOMEMLIMIT") != "" {
 		return
 	}
-	text, err := os.ReadFile(memoryLimit)
-	if err != nil {
-		return // no cgroup v2
-	}
-	if limit, err := strconv.ParseInt(string(bytes.TrimSpace(text)), 10, 64); err == nil { // otherwise it is "max"
+	text, _ := os.ReadFile(memoryLimit)
+	// Without cgroup v2, there is no file; without a limit, it contains "max".
+	if limit, err := strconv.ParseInt(string(bytes.TrimSpace(text)), 10, 64); err == nil {
 		debug.SetMemoryLimit(limit / 10 * 9)
 	}
 }

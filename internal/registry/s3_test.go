@@ -8,6 +8,7 @@ import (
 	"net/http/httputil"
 	"net/url"
 	"os"
+	"path"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -22,6 +23,8 @@ import (
 	"github.com/opencontainers/go-digest"
 
 	"github.com/zarf-dev/zarf-registry/internal/net/freeport"
+	"github.com/zarf-dev/zarf-registry/internal/registry/storage"
+	"github.com/zarf-dev/zarf-registry/test/require"
 	"github.com/zarf-dev/zarf-registry/test/s3test"
 )
 
@@ -105,6 +108,26 @@ func TestThePurgeAbortsAbandonedUploads(t *testing.T) {
 	if n := uploads(); n != 0 {
 		t.Errorf("%d uploads in S3 after the purge", n)
 	}
+}
+
+// A process has completed the upload in S3 and ended before the content was a blob.
+func TestACompleteUploadOfAProcessThatHasEndedIsUnknown(t *testing.T) {
+	t.Parallel()
+	if s3 == nil {
+		t.Skipf("needs S3: set %s", s3test.ProgramVariable)
+	}
+	i := start(t, newTestCA(t), t.TempDir())
+	c := i.pusher()
+	upload := c.begin("a")
+	upload = c.must(http.StatusAccepted, "PATCH", upload, strings.NewReader("content")).Header.Get("Location")
+	id := path.Base(strings.Split(upload, "?")[0])
+	file := require.Value(i.server.source.Driver.Writer(t.Context(), storage.UploadDir("a", id)+"/data", true))(t)
+	require.NoError(t, file.Commit(t.Context()))
+	for range 2 {
+		c.must(http.StatusNotFound, "GET", upload, nil)
+		c.must(http.StatusNotFound, "PUT", upload+"&digest="+digest.FromString("content").String(), nil)
+	}
+	c.pushBlob("a", "content")
 }
 
 // runTests runs the tests, with S3 if it is available.

@@ -100,6 +100,9 @@ func (s blobStore) Resume(ctx context.Context, id string) (distribution.BlobWrit
 		detached = storage.ForStatus(detached)
 	}
 	writer, err := s.BlobStore.Resume(detached, id)
+	if storage.IsNotFound(err) {
+		err = distribution.ErrBlobUploadUnknown
+	}
 	return s.writer(ctx, writer, err)
 }
 

@@ -55,10 +55,14 @@ func (d *partsDriver) Delete(ctx context.Context, name string) error {
 	return d.StorageDriver.Delete(ctx, name)
 }
 
-// Writer implements [storagedriver.StorageDriver].
+// Writer implements [storagedriver.StorageDriver]. An upload that is complete, because its process has ended before it was
+// a blob, cannot be continued, and does not exist: its client begins again.
 func (d *partsDriver) Writer(ctx context.Context, name string, extend bool) (storagedriver.FileWriter, error) {
 	writer, err := d.StorageDriver.Writer(ctx, name, extend)
 	if err != nil {
+		if info, missing := d.Stat(ctx, name); extend && missing == nil && info.Size() > 0 {
+			err = storagedriver.PathNotFoundError{Path: name}
+		}
 		return nil, err
 	}
 	w := &partsWriter{FileWriter: writer, ctx: ctx, driver: d, name: name, total: writer.Size()}

@@ -74,9 +74,6 @@ type User struct {
 	cached atomic.Pointer[passwordMAC] // the one that last matched
 }
 
-// rounds is the work of a check.
-func (u *User) rounds() float64 { return float64(int(1) << u.cost) }
-
 // withCost returns a dummy user whose hash has the cost; u if that is the case.
 func (u *User) withCost(cost int) (*User, error) {
 	if u != nil && u.cost == cost {
@@ -115,12 +112,10 @@ func loadUsers(path string, has Role, old *userFile) (*userFile, error) {
 	return file, nil
 }
 
-const seedPurpose = "zarf-registry: seed of secrets"
-
 // seedOf is a digest of a file that cannot be computed from the file's SHA-256. The file is the message and
 // not the key, because HMAC replaces a long key by its SHA-256.
 func seedOf(data []byte) [sha256.Size]byte {
-	mac := hmac.New(sha256.New, []byte(seedPurpose))
+	mac := hmac.New(sha256.New, []byte("zarf-registry: seed of secrets"))
 	mac.Write(data)
 	return [sha256.Size]byte(mac.Sum(nil))
 }
