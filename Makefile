@@ -347,7 +347,7 @@ matrix: build images $(TESTCLUSTER) $(HELM) ## Test each configuration, and writ
 	hack/matrix.sh '$(MATRIX)'
 
 # How long faults are injected, the seed of their sequence (empty: random), the faults that come first
-# (SOAK_FIRST="rotate,kill a proxy"), and the installation: empty, replicas, s3 or cert-manager.
+# (SOAK_FIRST="rotate,kill a proxy"), and the installation: empty, replicas, s3, cert-manager or ipv6.
 SOAK_TIME   ?= 5m
 SOAK_SEED   ?=
 SOAK_FIRST  ?=

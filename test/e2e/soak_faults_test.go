@@ -93,10 +93,10 @@ func (s *soaking) inject(t *testing.T, step soak.Step) {
 		s.switchMode(t)
 	case soak.Upgrade:
 		current := s.w.revision(t)
-		output(t, s.w.command(t, s.w.helm, append([]string{"upgrade", release, otherVersion(t, built(t, "E2E_CHART")), "-n",
-			namespace, "--timeout", "5m", s.mode(), "--set=initHook.image.tag=" + chartVersion(t, built(t, "E2E_CHART"))},
-			s.w.sets...)...))
+		s.upgrade(t)
 		s.w.rollback(t, current)
+	case soak.UpgradeWithout:
+		s.upgradeWithout(t, step)
 	case soak.AddNode:
 		s.w.addNode(t, step.Node)
 		s.answers(t, step.Node)
@@ -122,6 +122,43 @@ func (s *soaking) answers(t *testing.T, node string) {
 	eventually(t, "the loopback address of node "+node+" to answer",
 		func() error { return s.w.dial(t, node, s.w.address) })
 	s.watch(t, node)
+}
+
+// upgrade upgrades to a version with the same programs.
+func (s *soaking) upgrade(t *testing.T) {
+	t.Helper()
+	output(t, s.w.command(t, s.w.helm, append([]string{"upgrade", release, otherVersion(t, built(t, "E2E_CHART")), "-n",
+		namespace, "--timeout", "5m", s.mode(), "--set=initHook.image.tag=" + chartVersion(t, built(t, "E2E_CHART"))},
+		s.w.sets...)...))
+}
+
+// spare returns a node that the registry does not need: another one has a ready registry.
+func (s *soaking) spare(t *testing.T) string {
+	t.Helper()
+	needed := s.w.waitForRegistry(t, "").Spec.NodeName
+	return s.w.nodes[slices.IndexFunc(s.w.nodes, func(n string) bool { return n != needed })]
+}
+
+// upgradeWithout upgrades while a node is not ready, and rolls back when it has returned.
+func (s *soaking) upgradeWithout(t *testing.T, step soak.Step) {
+	t.Helper()
+	current := s.w.revision(t)
+	if step.Variant == soak.NoKubelet {
+		s.cluster(t, "kill", "kubelet."+step.Node)
+	} else {
+		s.unwatch(step.Node)
+		s.cluster(t, "off", step.Node)
+	}
+	eventually(t, "the node to be not ready", func() error { return s.w.readiness(t, step.Node, false) })
+	s.upgrade(t)
+	if step.Variant == soak.NoKubelet {
+		s.cluster(t, "restart", "kubelet."+step.Node)
+	} else {
+		s.cluster(t, "on", step.Node)
+		s.answers(t, step.Node)
+	}
+	eventually(t, "the node to be ready", func() error { return s.w.readiness(t, step.Node, true) })
+	s.w.rollback(t, current)
 }
 
 // loseNode cuts the registry's node off until its pods are evicted and the registry runs elsewhere. Then the node
@@ -153,9 +190,7 @@ func (s *soaking) loseNode(t *testing.T, replaced bool) {
 	s.unwatch(lost)
 	s.w.removeNode(t, lost)
 	s.w.addNode(t, lost)
-	if lost == "n1" { // Jobs run there
-		s.cluster(t, "load", "--nodes", lost, "--wait", filepath.Join(built(t, "E2E_IMAGES"), "init-hook.tar"))
-	}
+	s.cluster(t, "load", "--nodes", lost, "--wait", filepath.Join(built(t, "E2E_IMAGES"), "init-hook.tar"))
 	s.answers(t, lost)
 }
 

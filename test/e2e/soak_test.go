@@ -7,6 +7,7 @@ import (
 	"maps"
 	"math/rand/v2"
 	"os"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -96,9 +97,18 @@ func TestSoak(t *testing.T) {
 	// The registry also stores the zarf-registry images of both releases, 90 MB each. An image of some 600 KB is pushed
 	// every 1.3 s or later.
 	size := 512<<20 + int64(atMost.Minutes()*float64(32<<20))
-	args := []string{"--volumes-size", strconv.FormatInt(size, 10)}
-	s.w = newWorld(t, "soak", layout{args: args})
-	s.layOut(t, os.Getenv("SOAK_LAYOUT"))
+	// Jobs run on n2 while n1 is off.
+	l := layout{args: []string{"--volumes-size", strconv.FormatInt(size, 10),
+		"--load", "n2=" + filepath.Join(built(t, "E2E_IMAGES"), "init-hook.tar")}}
+	name, kind := "soak", os.Getenv("SOAK_LAYOUT")
+	if kind != "" {
+		name += "-" + kind // beside the soak test of another layout
+	}
+	if kind == "ipv6" {
+		l.network = &network{Family: "IPv6", KubeProxy: "iptables"}
+	}
+	s.w = newWorld(t, name, l)
+	s.layOut(t, kind)
 	must(t, "install in proxy mode", func(t *testing.T) { s.w.helmChart(t, "install", proxyMode) })
 	s.begin(t)
 	must(t, "everything works without faults", func(t *testing.T) {
@@ -127,6 +137,9 @@ func TestSoak(t *testing.T) {
 	begun := time.Now()
 	for number := 1; !t.Failed() && more(number) || len(burst) > 0; number++ {
 		step := plan.Next()
+		if step.Kind.Name == soak.UpgradeWithout {
+			step.Node = s.spare(t)
+		}
 		if len(burst) == 0 {
 			begun = time.Now()
 		}
@@ -179,8 +192,10 @@ func (s *soaking) layOut(t *testing.T, name string) {
 	case "cert-manager":
 		s.certManager = true
 		s.w.sets = append(s.w.sets, s.w.companyIssuer(t)...)
+	case "ipv6":
+		s.without = []string{soak.Switch} // node ports do not answer on the loopback address
 	default:
-		t.Fatalf("invalid SOAK_LAYOUT %q: want replicas, s3 or cert-manager", name)
+		t.Fatalf("invalid SOAK_LAYOUT %q: want replicas, s3, cert-manager or ipv6", name)
 	}
 }
 

@@ -57,16 +57,20 @@ func (k Kind) excused() time.Duration { return cmp.Or(k.Excused, k.Recovery) }
 
 // Kinds that change the plan's own state, or that need more than the test cluster.
 const (
-	Switch     = "switch modes"
-	AddNode    = "add a node"
-	RemoveNode = "remove a node"
-	LoseNode   = "lose the registry's node"
-	Upgrade    = "upgrade and roll back"
-	FillVolume = "fill the volume"
+	Switch         = "switch modes"
+	AddNode        = "add a node"
+	RemoveNode     = "remove a node"
+	LoseNode       = "lose the registry's node"
+	Upgrade        = "upgrade and roll back"
+	UpgradeWithout = "upgrade without a node"
+	FillVolume     = "fill the volume"
 )
 
 // Removed is the variant of [LoseNode] whose node is replaced by another one with its name.
 const Removed = "it is replaced"
+
+// NoKubelet is the variant of [UpgradeWithout] whose node runs on without its kubelet. In the other, the node is off.
+const NoKubelet = "its kubelet is dead"
 
 // gone are the failures of clients whose server is gone.
 var gone = []Class{Refused, Reset, Timeout}
@@ -113,6 +117,9 @@ var Kinds = []Kind{
 	{Name: LoseNode, Recovery: 45 * time.Second, Proxy: Everywhere, NodePort: Everywhere, Pushes: true,
 		Classes: append(slices.Clone(gone), Unavailable), Outage: true,
 		Variants: []string{"it comes back", Removed}},
+	// The caller chooses a node that a single registry does not need. A second registry may be lost with it.
+	{Name: UpgradeWithout, Recovery: 40 * time.Second, Proxy: OnTarget, NodePort: Everywhere, Pushes: true,
+		Classes: append(slices.Clone(gone), Unavailable), Outage: true, Variants: []string{"it is off", NoKubelet}},
 }
 
 // Short is the sequence of faults of make soak-short: those that no other scenario injects. It takes about
