@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -99,13 +100,14 @@ func TestSoak(t *testing.T) {
 	size := 512<<20 + int64(atMost.Minutes()*float64(32<<20))
 	// Jobs run on n2 while n1 is off.
 	l := layout{args: []string{"--volumes-size", strconv.FormatInt(size, 10),
-		"--load", "n2=" + filepath.Join(built(t, "E2E_IMAGES"), "init-hook.tar")}}
+		"--load", "n2=" + filepath.Join(built(t, "E2E_IMAGES"), "init-hook.tar")},
+		network: &network{Family: "IPv4", KubeProxy: "iptables"}}
 	name, kind := "soak", os.Getenv("SOAK_LAYOUT")
 	if kind != "" {
 		name += "-" + kind // beside the soak test of another layout
 	}
 	if kind == "ipv6" {
-		l.network = &network{Family: "IPv6", KubeProxy: "iptables"}
+		l.network.Family = "IPv6"
 	}
 	s.w = newWorld(t, name, l)
 	s.layOut(t, kind)
@@ -340,10 +342,12 @@ func (s *soaking) inspect(t *testing.T) {
 // summary logs the outcomes by kind of fault.
 func (s *soaking) summary(t *testing.T) {
 	var b strings.Builder
+	faults := 0
 	fmt.Fprintf(&b, "| fault | times | lasted, s | recovered after, s | pulls failed | pushes failed | slowest pull, s "+
 		"|\n|---|---|---|---|---|---|---|\n")
 	for _, name := range slices.Sorted(maps.Keys(s.steps)) {
 		var sum, worst outcome
+		faults += len(s.steps[name]) * (strings.Count(name, ", then ") + 1)
 		for _, o := range s.steps[name] {
 			worst.repaired, worst.recovered, worst.longest = max(worst.repaired, o.repaired), max(worst.recovered, o.recovered),
 				max(worst.longest, o.longest)
@@ -356,12 +360,17 @@ func (s *soaking) summary(t *testing.T) {
 	}
 	t.Logf("seed %d; the longest of each kind:\n%s", s.seed, b.String())
 	total := s.account.Total()
+	var pulls soak.Count
 	for _, node := range slices.Sorted(maps.Keys(total)) {
 		c, what := total[node], "pulls on "+node
 		if node == "" {
 			what = "pushes"
+		} else {
+			pulls.Attempts, pulls.Failed = pulls.Attempts+c.Attempts, pulls.Failed+c.Failed
 		}
 		t.Logf("figure: %s: %d, %d failed, %.1f MB, slowest %.1f s", what, c.Attempts, c.Failed, float64(c.Bytes)/1e6,
 			c.Longest.Seconds())
 	}
+	t.Logf("figure: row of docs/dev/soak.md: |%s|%d|%d|%d|%d|%d|%d|", cmp.Or(os.Getenv("SOAK_LAYOUT"), "default"), s.seed,
+		faults, pulls.Attempts, pulls.Failed, total[""].Attempts, total[""].Failed)
 }
