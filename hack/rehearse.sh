@@ -16,10 +16,9 @@ version=$(sed -n 's/^version: //p' charts/zarf-registry/Chart.yaml)
 next=${version%.*}.$((${version##*.} + 1))
 programs=$root/bin
 for tool in cosign crane kubectl oras; do programs+=:$(dirname "$("$root/bin/testcluster" tool $tool)"); done
+GOPROXY=file://$(go env GOMODCACHE)/cache/download # without it, another toolchain needs the checksum database
 GOTOOLCHAIN=$(sed -n 's/^toolchain //p' go.mod)
-export PATH=$programs:$PATH GOTOOLCHAIN GOSUMDB=off COSIGN_PASSWORD=''
-GOPROXY=file://$(go env GOMODCACHE)/cache/download
-export GOPROXY
+export PATH=$programs:$PATH GOPROXY GOTOOLCHAIN GOSUMDB=off COSIGN_PASSWORD=''
 key=$REHEARSAL/workstation/cosign
 
 step() { printf '\n==> %s\n' "$*"; }
