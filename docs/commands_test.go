@@ -11,6 +11,7 @@ import (
 
 	"github.com/zarf-dev/zarf-registry/internal/cli"
 	"github.com/zarf-dev/zarf-registry/test/golden"
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 // TestCommandsPageIsCurrent compares reference/commands.md with the help of all commands.
@@ -41,8 +42,6 @@ func helpOf(t *testing.T, args []string) string {
 	var out bytes.Buffer
 	root := cli.New(&out, io.Discard)
 	root.SetArgs(args)
-	if err := root.ExecuteContext(t.Context()); err != nil {
-		t.Fatalf("%s: %v", strings.Join(args, " "), err)
-	}
+	require.NoError(t, root.ExecuteContext(t.Context()), strings.Join(args, " "))
 	return out.String()
 }

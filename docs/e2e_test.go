@@ -9,6 +9,7 @@ import (
 
 	"github.com/zarf-dev/zarf-registry/test/e2e/clients"
 	"github.com/zarf-dev/zarf-registry/test/e2e/guide"
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 // TestClientMatrixIsDocumented checks the table of clients, which TestClients of test/e2e tests.
@@ -57,10 +58,7 @@ func TestGuideCommands(t *testing.T) {
 
 // TestRehearsal checks that make rehearse runs each block of the page of releases.
 func TestRehearsal(t *testing.T) {
-	script, err := os.ReadFile(filepath.Join(top, "hack/rehearse.sh"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	script := require.Value(os.ReadFile(filepath.Join(top, "hack/rehearse.sh")))(t)
 	heading, inside, blocks := "", false, 0
 	for line := range strings.Lines(pages(t)["docs/dev/release.md"]) {
 		line = strings.TrimSpace(line)

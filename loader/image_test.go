@@ -261,6 +261,5 @@ func TestPassesOnTheVariablesOfThePodOnly(t *testing.T) {
 
 func programSum(t *testing.T, payload *injector.Payload) [32]byte {
 	t.Helper()
-	manifest := require.Value(injector.ParseManifest(payload.Manifest))(t)
-	return manifest.ProgramSHA256
+	return require.Value(injector.ParseManifest(payload.Manifest))(t).ProgramSHA256
 }

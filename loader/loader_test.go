@@ -62,8 +62,7 @@ func repack(t *testing.T, layer []byte, level, size int) []byte {
 
 func inflated(t *testing.T, layer []byte) []byte {
 	t.Helper()
-	z := require.Value(gzip.NewReader(bytes.NewReader(layer)))(t)
-	return require.Value(io.ReadAll(z))(t)
+	return require.Value(io.ReadAll(require.Value(gzip.NewReader(bytes.NewReader(layer)))(t)))(t)
 }
 
 func layerOf(t *testing.T, program []byte) []byte {
@@ -584,8 +583,7 @@ func TestExistingTarget(t *testing.T) {
 	onEachMachine(t, func(t *testing.T, m machine) {
 		payload := encode(t, m, layer)
 		inode := func(path string) uint64 {
-			info := require.Value(os.Lstat(path))(t)
-			return info.Sys().(*syscall.Stat_t).Ino
+			return require.Value(os.Lstat(path))(t).Sys().(*syscall.Stat_t).Ino
 		}
 		for name, test := range map[string]struct {
 			put  func(t *testing.T, p pod)

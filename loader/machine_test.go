@@ -136,9 +136,7 @@ func runMake(tb testing.TB, out string, targets ...string) string {
 		}
 	}
 	output, err := exec.Command("make", append([]string{"OUT=" + out}, targets...)...).CombinedOutput()
-	if err != nil {
-		tb.Fatalf("make %v: %v\n%s", targets, err, output)
-	}
+	require.NoError(tb, err, "make", targets, output)
 	return string(output)
 }
 

@@ -65,8 +65,7 @@ func runCarried(t *testing.T, values map[string]any) (settings.Settings, []strin
 		Log: slog.New(slog.DiscardHandler), Progress: release.Logged{Log: slog.New(slog.DiscardHandler)},
 		Now: time.Now,
 	}
-	result := require.Value(i.Run(t.Context()))(t)
-	return result.Settings, phases
+	return require.Value(i.Run(t.Context()))(t).Settings, phases
 }
 
 // Prepare would refuse the chart otherwise.

@@ -68,8 +68,7 @@ func saved(t *testing.T, change func(*state.State)) map[string]map[string][]byte
 			CALifetime: state.Duration(2 * time.Hour)},
 	}
 	change(&s)
-	encoded := require.Value(state.Encode(s, nil))(t)
-	return map[string]map[string][]byte{"zarf-registry-state": {state.Key: encoded}}
+	return map[string]map[string][]byte{"zarf-registry-state": {state.Key: require.Value(state.Encode(s, nil))(t)}}
 }
 
 // What a command line asks of the hook shows in what the hook refuses, and in what

@@ -117,8 +117,7 @@ func (r testRegistry) crane(t *testing.T, ref string) (name.Reference, []remote.
 func (r testRegistry) has(t *testing.T, ref string) string {
 	t.Helper()
 	parsed, options := r.crane(t, ref)
-	desc := require.Value(remote.Get(parsed, options...))(t)
-	return desc.Digest.String()
+	return require.Value(remote.Get(parsed, options...))(t).Digest.String()
 }
 
 // put puts an image into the registry, for one platform, and returns its digest.
@@ -148,22 +147,18 @@ func (r testRegistry) putIndex(t *testing.T, ref string) string {
 // randomImage has two layers of 4 KiB.
 func randomImage(t *testing.T, architecture string) v1.Image {
 	t.Helper()
-	image, err := random.Image(4096, 2)
-	require.NoError(t, err)
+	image := require.Value(random.Image(4096, 2))(t)
 	config, err := image.ConfigFile()
 	require.NoError(t, err)
 	config = config.DeepCopy()
 	config.OS, config.Architecture = "linux", architecture
-	if image, err = mutate.ConfigFile(image, config); err != nil {
-		t.Fatal(err)
-	}
+	image = require.Value(mutate.ConfigFile(image, config))(t)
 	return image
 }
 
 func digestOf(t *testing.T, of interface{ Digest() (v1.Hash, error) }) string {
 	t.Helper()
-	hash := require.Value(of.Digest())(t)
-	return hash.String()
+	return require.Value(of.Digest())(t).String()
 }
 
 var seconds = regexp.MustCompile(`"seconds": [0-9.e-]+`)

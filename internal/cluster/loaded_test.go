@@ -69,8 +69,7 @@ func TestLoaded(t *testing.T) {
 	edited := func(edit func(*loaded.State)) string {
 		r := sampleReport()
 		edit(r)
-		text := require.Value(json.Marshal(r))(t)
-		return string(text)
+		return string(require.Value(json.Marshal(r))(t))
 	}
 	for name, c := range map[string]struct {
 		status int

@@ -862,16 +862,12 @@ func (b *bench) state() state.State {
 
 func (b *bench) mustPrepare() {
 	b.Helper()
-	if err := b.hook.Prepare(b.Context()); err != nil {
-		b.Fatalf("prepare: %v\n%s", err, b.log)
-	}
+	require.NoError(b, b.hook.Prepare(b.Context()), "prepare", b.log)
 }
 
 func (b *bench) mustFinish() {
 	b.Helper()
-	if err := b.hook.Finish(b.Context()); err != nil {
-		b.Fatalf("finish: %v\n%s", err, b.log)
-	}
+	require.NoError(b, b.hook.Finish(b.Context()), "finish", b.log)
 }
 
 // begin runs a helm upgrade to a mode, or the installation, up to finish.
@@ -1066,9 +1062,7 @@ func killedAtEachWrite(t *testing.T, setUp func() *bench, run func(*bench) error
 	t.Helper()
 	whole := setUp()
 	whole.forget()
-	if err := run(whole); err != nil {
-		t.Fatalf("%v\n%s", err, whole.log)
-	}
+	require.NoError(t, run(whole), whole.log)
 	writes := whole.writes()
 	total := len(writes)
 	if total < 1 {

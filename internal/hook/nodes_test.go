@@ -69,8 +69,7 @@ func (b *bench) configureNodes(ca bool) {
 
 func configData(b *bench, config noderuntime.Config) map[string][]byte {
 	b.Helper()
-	encoded := require.Value(json.Marshal(config))(b)
-	return map[string][]byte{noderuntime.KeyConfig: encoded}
+	return map[string][]byte{noderuntime.KeyConfig: require.Value(json.Marshal(config))(b)}
 }
 
 func (b *bench) nodeSet(component string, nodes []string) *appsv1.DaemonSet {

@@ -372,11 +372,8 @@ func (b *bench) certManagerWorks(a kubetesting.Action) {
 }
 
 func (b *bench) certManagerIssues(c *certmanagerv1.Certificate) {
-	var err error
 	if b.issuer == nil {
-		if b.issuer, err = pki.NewCA("corp", b.now, 10*365*24*time.Hour); err != nil {
-			b.Fatal(err)
-		}
+		b.issuer = require.Value(pki.NewCA("corp", b.now, 10*365*24*time.Hour))(b)
 	}
 	leaf := pki.Leaf{CommonName: c.Spec.CommonName, Organization: c.Spec.Subject.Organizations[0],
 		DNSNames: c.Spec.DNSNames, Lifetime: c.Spec.Duration.Duration}
@@ -419,8 +416,7 @@ type userCA struct {
 
 func (b *bench) userCA(name string) userCA {
 	b.Helper()
-	a := require.Value(pki.NewCA(name, b.now, 10*365*24*time.Hour))(b)
-	return userCA{a, b}
+	return userCA{require.Value(pki.NewCA(name, b.now, 10*365*24*time.Hour))(b), b}
 }
 
 // good holds valid certificates.

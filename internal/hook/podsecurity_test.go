@@ -28,8 +28,7 @@ func namespace(level string) *corev1.Namespace {
 
 func (b *bench) namespace() *corev1.Namespace {
 	b.Helper()
-	n := require.Value(b.tracker.Get(resource("namespaces"), "", "zarf"))(b)
-	return n.(*corev1.Namespace)
+	return require.Value(b.tracker.Get(resource("namespaces"), "", "zarf"))(b).(*corev1.Namespace)
 }
 
 func (b *bench) level() string { b.Helper(); return b.namespace().Labels[enforce] }

@@ -316,8 +316,7 @@ func savedWith(t *testing.T, change func(*state.State)) *corev1.Secret {
 		PKIMode: "internal", DecidedBy: state.SourceValue}
 	s := state.State{Phase: state.PhaseReady, Desired: settings, Current: &settings}
 	change(&s)
-	data := require.Value(state.Encode(s, nil))(t)
-	return savedState(string(data))
+	return savedState(string(require.Value(state.Encode(s, nil))(t)))
 }
 
 func TestPrepareRefusesBeforeItChangesAnything(t *testing.T) {

@@ -21,6 +21,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/release/settings"
 	"github.com/zarf-dev/zarf-registry/internal/release/state"
 	"github.com/zarf-dev/zarf-registry/test/golden"
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 // installed is a bench with a running registry in proxy mode.
@@ -47,9 +48,7 @@ func (b *bench) writesButState() []string {
 
 func (b *bench) must(err error) {
 	b.Helper()
-	if err != nil {
-		b.Fatalf("%v\n%s", err, b.log)
-	}
+	require.NoError(b, err, b.log)
 }
 
 // asTheCronJobDoes limits the settings to those in the CronJob's command line.

@@ -41,8 +41,7 @@ func TestPullEndsWithTheContextWithinABlob(t *testing.T) {
 		ocispec.Manifest{Versioned: specs.Versioned{SchemaVersion: 2}, MediaType: ocispec.MediaTypeImageManifest,
 			Config: imagestest.AddJSON(t, store, ocispec.MediaTypeImageConfig, ocispec.Image{}),
 			Layers: []ocispec.Descriptor{layer}})}
-	archive, err := output.CreateArchive(filepath.Join(t.TempDir(), "a.tar"))
-	require.NoError(t, err)
+	archive := require.Value(output.CreateArchive(filepath.Join(t.TempDir(), "a.tar")))(t)
 	layout, err := output.OpenLayout(filepath.Join(t.TempDir(), "layout"))
 	require.NoError(t, err)
 	for kind, out := range map[string]interface {

@@ -87,8 +87,7 @@ func TestTransfersLargerThanTheStoresDisk(t *testing.T) {
 	to.CheckWhole(t, store, image)
 
 	disk := limitedDir(t, fmt.Sprint(3*size+1<<20))
-	archive, err := output.CreateArchive(filepath.Join(disk, "large.tar"))
-	require.NoError(t, err)
+	archive := require.Value(output.CreateArchive(filepath.Join(disk, "large.tar")))(t)
 	mustPull(t, items, archive, Options{})
 	source := imagestest.Open(t, source.Open, filepath.Join(disk, "large.tar"))
 	for _, node := range imagestest.Nodes(t, source, source.Images()[0].Descriptor) {

@@ -282,8 +282,7 @@ func TestResolve(t *testing.T) {
 	arm := index.Manifests[1]
 
 	platforms := func(text string) func(*source.ResolveOptions) {
-		p := require.Value(graph.ParsePlatforms(text))(t)
-		return func(o *source.ResolveOptions) { o.Platforms = p }
+		return func(o *source.ResolveOptions) { o.Platforms = require.Value(graph.ParsePlatforms(text))(t) }
 	}
 	t.Run("one platform of a tag is that manifest", func(t *testing.T) {
 		items := from.resolve(t, platforms("linux/arm64"), refs[0])

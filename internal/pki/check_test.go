@@ -87,8 +87,7 @@ func rsaKey(t testing.TB, bits int) *rsa.PrivateKey {
 // parseFirst is the leaf alone.
 func parseFirst(t testing.TB, pair pki.KeyPair) *x509.Certificate {
 	t.Helper()
-	chain := require.Value(pki.ParseChain(pair.Certificate))(t)
-	return chain[0]
+	return require.Value(pki.ParseChain(pair.Certificate))(t)[0]
 }
 
 func block(kind string, der []byte) []byte {
@@ -97,14 +96,12 @@ func block(kind string, der []byte) []byte {
 
 func pkcs8(t testing.TB, key crypto.Signer) pki.PrivateKey {
 	t.Helper()
-	der := require.Value(x509.MarshalPKCS8PrivateKey(key))(t)
-	return block("PRIVATE KEY", der)
+	return block("PRIVATE KEY", require.Value(x509.MarshalPKCS8PrivateKey(key))(t))
 }
 
 func sec1(t testing.TB, key *ecdsa.PrivateKey) pki.PrivateKey {
 	t.Helper()
-	der := require.Value(x509.MarshalECPrivateKey(key))(t)
-	return block("EC PRIVATE KEY", der)
+	return block("EC PRIVATE KEY", require.Value(x509.MarshalECPrivateKey(key))(t))
 }
 
 func chainPEM(certs ...*x509.Certificate) []byte {

@@ -84,8 +84,7 @@ func TestIssuedCertificatesSayWhatWasAskedFor(t *testing.T) {
 func TestAuthoritiesOfOneNameCanBeToldApart(t *testing.T) {
 	// Both are read back from PEM, as a rotation reads them.
 	read := func() *x509.Certificate {
-		a := require.Value(pki.ParseCA(authority(t, now, 0).KeyPair()))(t)
-		return a.Certificate()
+		return require.Value(pki.ParseCA(authority(t, now, 0).KeyPair()))(t).Certificate()
 	}
 	one, other := read(), read()
 	if one.Subject.CommonName != other.Subject.CommonName || bytes.Equal(one.RawSubject, other.RawSubject) {
@@ -186,8 +185,7 @@ func TestMutualHandshake(t *testing.T) {
 func handshake(t *testing.T, roots *x509.CertPool, server, client pki.KeyPair, name string, at time.Time) error {
 	t.Helper()
 	load := func(p pki.KeyPair) []tls.Certificate {
-		c := require.Value(tls.X509KeyPair(p.Certificate, p.Key))(t)
-		return []tls.Certificate{c}
+		return []tls.Certificate{require.Value(tls.X509KeyPair(p.Certificate, p.Key))(t)}
 	}
 	clock := func() time.Time { return at }
 	listener, err := tls.Listen("tcp", "127.0.0.1:0",

@@ -15,6 +15,7 @@ import (
 
 	"github.com/zarf-dev/zarf-registry/internal/net/tlsfiles/tlsfilestest"
 	"github.com/zarf-dev/zarf-registry/internal/pki"
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 // attempt is a request to the registry.
@@ -140,10 +141,7 @@ func TestAuthorizationOverTLS(t *testing.T) {
 	})
 	uri := func(role string) func(*x509.Certificate) {
 		return func(c *x509.Certificate) {
-			parsed, err := url.Parse(role)
-			if err != nil {
-				t.Fatal(err)
-			}
+			parsed := require.Value(url.Parse(role))(t)
 			c.Subject.Organization, c.URIs = []string{"acme"}, []*url.URL{parsed}
 		}
 	}
@@ -284,10 +282,7 @@ func TestDenialsNameRoleAndOperation(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			repository := "/v2/" + strings.ReplaceAll(name, " ", "-")
-			a, err := tt.client.send("POST", repository+"/blobs/uploads/", nil)
-			if err != nil {
-				t.Fatal(err)
-			}
+			a := require.Value(tt.client.send("POST", repository+"/blobs/uploads/", nil))(t)
 			mentions(t, a.body, tt.want...)
 			if tt.logged != nil {
 				eventually(t, "the denial is logged", func() bool {

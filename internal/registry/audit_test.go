@@ -17,6 +17,7 @@ import (
 
 	"github.com/zarf-dev/zarf-registry/internal/api/gc"
 	"github.com/zarf-dev/zarf-registry/internal/pki"
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 // auditLine is a line of the audit trail: its attributes, without time and port.
@@ -27,9 +28,7 @@ func (i *instance) audited(t *testing.T) (lines []auditLine) {
 	t.Helper()
 	for line := range strings.Lines(i.logs.String()) {
 		var attrs map[string]any
-		if err := json.Unmarshal([]byte(line), &attrs); err != nil {
-			t.Fatalf("%v in %q", err, line)
-		}
+		require.NoError(t, json.Unmarshal([]byte(line), &attrs), "in", line)
 		if attrs["msg"] != "audit" {
 			continue
 		}

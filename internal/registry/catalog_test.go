@@ -14,15 +14,14 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/api/deletion"
 	"github.com/zarf-dev/zarf-registry/internal/api/gc"
 	"github.com/zarf-dev/zarf-registry/internal/api/scrub"
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 // contents reads the registry's catalog.
 func (c client) contents() *catalog.Catalog {
 	c.t.Helper()
 	read, err := catalog.Read(strings.NewReader(c.must(http.StatusOK, "GET", catalog.Path, nil).body))
-	if err != nil {
-		c.t.Fatal(err)
-	}
+	require.NoError(c.t, err)
 	return read
 }
 
@@ -130,10 +129,7 @@ func TestPreviewOfADeletionIsExact(t *testing.T) {
 	time.Sleep(1100 * time.Millisecond) // HTTP's dates have seconds
 
 	read := c.contents()
-	match, err := catalog.ParsePatterns("team/b", "*:gone")
-	if err != nil {
-		t.Fatal(err)
-	}
+	match := require.Value(catalog.ParsePatterns("team/b", "*:gone"))(t)
 	decisions := read.Decide(catalog.Rules{Match: match, Used: func(*catalog.Image) []string { return nil }})
 	doomed := catalog.ManifestsToDelete(decisions)
 	if len(doomed) != 4 {

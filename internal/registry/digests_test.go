@@ -21,6 +21,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/oci"
 	"github.com/zarf-dev/zarf-registry/internal/registry/content"
 	"github.com/zarf-dev/zarf-registry/internal/registry/storage"
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 var octets = []string{"Content-Type", "application/octet-stream"}
@@ -284,9 +285,7 @@ func TestGarbageCollectionKeepsSHA512BlobsInUse(t *testing.T) {
 			ca, root := newTestCA(t), t.TempDir()
 			first := start(t, ca, root)
 			first.pusher().pushAs("a", d, "layer")
-			if err := first.stop(); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, first.stop())
 			i := startQuick(t, ca, root)
 			rely(i.pusher())
 			age(t, root, 2*time.Hour)
@@ -309,13 +308,8 @@ func TestDistributionReadsTheStorage(t *testing.T) {
 	layer := digest.FromString("layer").String()
 	c.must(http.StatusCreated, "POST", "/v2/mounted/blobs/uploads/?mount="+layer, nil)
 	d512, _ := c.put("b/c", "sha512?tag=v1", ociManifest, c.image512("b/c", "layer of 512"))
-	if err := i.stop(); err != nil {
-		t.Fatal(err)
-	}
-	config, err := configuration.Parse(strings.NewReader("version: 0.1\n" + storageAt(root)))
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, i.stop())
+	config := require.Value(configuration.Parse(strings.NewReader("version: 0.1\n" + storageAt(root))))(t)
 	RouteLogs(slog.New(slog.DiscardHandler))
 	server := httptest.NewServer(handlers.NewApp(context.Background(), config))
 	t.Cleanup(server.Close)

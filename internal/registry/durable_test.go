@@ -22,6 +22,7 @@ import (
 
 	"github.com/zarf-dev/zarf-registry/internal/api/gc"
 	"github.com/zarf-dev/zarf-registry/test/powercut"
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 const (
@@ -362,9 +363,7 @@ func TestAcknowledgedContentSurvivesPowerCuts(t *testing.T) {
 	root := t.TempDir()
 	r := record(t, root)
 	r.use()
-	if err := r.process.Kill(); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, r.process.Kill())
 	checked, failed := map[[sha256.Size + 8]byte]bool{}, 0
 	options := powercut.Options{Seed: 1, Random: 1, Alone: 10, Ignore: func(name string) bool {
 		return strings.Contains(name, "/_uploads") && !strings.Contains(name, "/chunks/")

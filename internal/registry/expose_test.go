@@ -13,6 +13,7 @@ import (
 
 	"github.com/zarf-dev/zarf-registry/internal/net/tlsfiles/tlsfilestest"
 	"github.com/zarf-dev/zarf-registry/internal/pki"
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 const (
@@ -40,9 +41,7 @@ func openExposed(t *testing.T, changes ...func(*Options)) exposed {
 	t.Helper()
 	dir := t.TempDir()
 	e := exposed{outside: newTestCA(t), tlsDir: filepath.Join(dir, "tls"), htpasswd: filepath.Join(dir, "users")}
-	if err := os.Mkdir(e.tlsDir, 0o700); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.Mkdir(e.tlsDir, 0o700))
 	e.certify()(t)
 	writeFile(t, e.htpasswd, htpasswd(t, outsideUser, outsidePassword))
 	e.instance = open(t, newTestCA(t), t.TempDir(), append([]func(*Options){func(o *Options) {
@@ -111,9 +110,7 @@ func TestAuthorizationAtTheExposedListener(t *testing.T) {
 func TestTheExposedCertificateMayComeLater(t *testing.T) {
 	t.Parallel()
 	e := openExposed(t, func(o *Options) {
-		if err := os.RemoveAll(o.ExposeTLSDir); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, os.RemoveAll(o.ExposeTLSDir))
 	})
 	e.run()
 	d := e.pusher().pushBlob("a", "content").String()
@@ -121,9 +118,7 @@ func TestTheExposedCertificateMayComeLater(t *testing.T) {
 	if _, err := c.Get(c.base + "/v2/"); err == nil || !strings.Contains(err.Error(), "tls: ") {
 		t.Errorf("without a certificate: %v", err)
 	}
-	if err := os.MkdirAll(e.tlsDir, 0o700); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.MkdirAll(e.tlsDir, 0o700))
 	e.certify()(t)
 	for deadline := time.Now().Add(time.Minute); ; time.Sleep(100 * time.Millisecond) {
 		response, err := c.Get(c.base + "/v2/")
@@ -193,9 +188,7 @@ func TestExposedListenerReloadsItsFiles(t *testing.T) {
 		return err == nil && a.StatusCode == http.StatusOK && a.TLS.PeerCertificates[0].SerialNumber.Cmp(before) != 0
 	})
 	e.outsider().as(outsideUser, outsidePassword).must(http.StatusUnauthorized, "GET", "/v2/", nil)
-	if err := os.Remove(e.htpasswd); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.Remove(e.htpasswd))
 	eventually(t, "removing the file removes its users", func() bool {
 		a, err := e.outsider().as("second", "another password").send("GET", "/v2/", nil)
 		return err == nil && a.StatusCode == http.StatusUnauthorized

@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"golang.org/x/crypto/bcrypt"
+
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 // TestFloodOfWrongPasswords logs in while one address sends wrong passwords of known and unknown users.
@@ -56,10 +58,7 @@ func TestFloodOfWrongPasswords(t *testing.T) {
 // expensiveUser returns a line of an htpasswd file, whose hash has the cost of a person's password.
 func expensiveUser(t testing.TB, name, password string) []byte {
 	t.Helper()
-	hash, err := bcrypt.GenerateFromPassword([]byte(password), bcrypt.DefaultCost)
-	if err != nil {
-		t.Fatal(err)
-	}
+	hash := require.Value(bcrypt.GenerateFromPassword([]byte(password), bcrypt.DefaultCost))(t)
 	return fmt.Appendf(nil, "%s:%s\n", name, hash)
 }
 

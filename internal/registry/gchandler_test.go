@@ -25,6 +25,7 @@ import (
 
 	"github.com/zarf-dev/zarf-registry/internal/api/gc"
 	"github.com/zarf-dev/zarf-registry/internal/registry/storage"
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 const (
@@ -415,10 +416,7 @@ func TestCollectionStopsWhenTheClientDisconnects(t *testing.T) {
 	c.pushBlob("a", "garbage")
 	older()
 	ctx, cancel := context.WithCancel(t.Context())
-	response, err := c.stream(ctx, "POST", gc.Path+"?grace-period=0s")
-	if err != nil {
-		t.Fatal(err)
-	}
+	response := require.Value(c.stream(ctx, "POST", gc.Path+"?grace-period=0s"))(t)
 	defer response.Body.Close()
 	lines, previous := bufio.NewReader(response.Body), "" // a phase that takes long is repeated
 	for _, want := range []string{`{"phase":"marking"}` + "\n", `{"phase":"settling"}` + "\n"} {
@@ -675,9 +673,7 @@ func age(t *testing.T, root string, d time.Duration) {
 		}
 		return err
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 }
 
 // pastDriver is a storage whose clock is behind, as the lease's file shows.
@@ -750,9 +746,7 @@ func TestTagDeletedDuringACollection(t *testing.T) {
 	})
 	result, err := leases.Collect(t.Context(), gc.Request{DeleteUntagged: true, Timeout: time.Minute},
 		func(gc.Event) {})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	if result != (gc.Result{}) {
 		t.Errorf("%+v", result)
 	}

@@ -18,6 +18,7 @@ import (
 
 	"github.com/zarf-dev/zarf-registry/internal/net/tlsfiles/tlsfilestest"
 	"github.com/zarf-dev/zarf-registry/internal/pki"
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 // rawConn is a single connection, so requests are not retried on another.
@@ -31,10 +32,7 @@ type rawConn struct {
 // reject the client after the handshake.
 func (i *instance) dial(t testing.TB, config *tls.Config) (*rawConn, error) {
 	t.Helper()
-	raw, err := net.Dial("tcp", i.addresses["tls"])
-	if err != nil {
-		t.Fatal(err)
-	}
+	raw := require.Value(net.Dial("tcp", i.addresses["tls"]))(t)
 	t.Cleanup(func() { _ = raw.Close() })
 	_ = raw.SetDeadline(time.Now().Add(time.Minute))
 	conn := tls.Client(raw, config)
@@ -43,11 +41,7 @@ func (i *instance) dial(t testing.TB, config *tls.Config) (*rawConn, error) {
 
 func (i *instance) mustDial(t testing.TB, config *tls.Config) *rawConn {
 	t.Helper()
-	c, err := i.dial(t, config)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return c
+	return require.Value(i.dial(t, config))(t)
 }
 
 // showing returns a client configuration that always sends the certificate: without
@@ -260,9 +254,7 @@ func TestHandshakes(t *testing.T) {
 							})
 							continue
 						}
-						if err != nil {
-							t.Fatal(err)
-						}
+						require.NoError(t, err)
 						if got := c.ConnectionState().Version; got != version {
 							t.Errorf("negotiated %s", tls.VersionName(got))
 						}
@@ -298,9 +290,7 @@ func signedBy(t *testing.T, signer *tls.Certificate) *tls.Certificate {
 	template.SerialNumber = big.NewInt(1)
 	template.Subject.Organization = []string{pki.OrganizationPush}
 	der, err := x509.CreateCertificate(rand.Reader, &template, signer.Leaf, signer.Leaf.PublicKey, signer.PrivateKey)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return &tls.Certificate{Certificate: [][]byte{der, signer.Certificate[0]}, PrivateKey: signer.PrivateKey}
 }
 
@@ -372,10 +362,7 @@ func TestClockSkew(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			now := time.Now().Add(tt.issuer)
-			made, err := pki.NewCA("ca", now, 0)
-			if err != nil {
-				t.Fatal(err)
-			}
+			made := require.Value(pki.NewCA("ca", now, 0))(t)
 			ca := testCA{made}
 			server := ca.issue(t, pki.Leaf{
 				Organization: pki.OrganizationServer, DNSNames: []string{serverName},

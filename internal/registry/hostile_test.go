@@ -17,6 +17,7 @@ import (
 
 	"github.com/zarf-dev/zarf-registry/internal/registry/content"
 	"github.com/zarf-dev/zarf-registry/internal/registry/storage"
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 const inMemory = "version: 0.1\nstorage: {inmemory: {}}\n"
@@ -46,14 +47,9 @@ func observe(i *instance, before func(path string)) {
 func linkSizes(t *testing.T, root, repository, kind string) (n int, largest int64) {
 	t.Helper()
 	links, err := filepath.Glob(filepath.Join(root, storage.RepositoriesPath, repository, kind, "*/*/*/*/descriptor.json"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	for _, link := range links {
-		info, err := os.Stat(link)
-		if err != nil {
-			t.Fatal(err)
-		}
+		info := require.Value(os.Stat(link))(t)
 		largest = max(largest, info.Size())
 	}
 	return len(links), largest
@@ -144,14 +140,9 @@ func fillReferrers(t *testing.T, i *instance, repository string, subject digest.
 	for k := range n {
 		text := []byte(encode(t, ociManifest, artifact(subject, "application/x", "n", fmt.Sprint(k))))
 		d := digest.FromBytes(text)
-		described, err := content.Describe(text)
-		if err != nil {
-			t.Fatal(err)
-		}
+		described := require.Value(content.Describe(text))(t)
 		links := described.BackLinks(repository, d)
-		if err := source.Write(t.Context(), repository, text, []digest.Digest{d}, links); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, source.Write(t.Context(), repository, text, []digest.Digest{d}, links))
 	}
 }
 

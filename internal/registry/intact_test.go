@@ -14,14 +14,13 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/api/gc"
 	"github.com/zarf-dev/zarf-registry/internal/api/space"
 	"github.com/zarf-dev/zarf-registry/internal/registry/storage"
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 // overwrite replaces a file in the storage.
 func (i *instance) overwrite(path, content string) {
 	i.t.Helper()
-	if err := i.server.source.Driver.PutContent(context.Background(), path, []byte(content)); err != nil {
-		i.t.Fatal(err)
-	}
+	require.NoError(i.t, i.server.source.Driver.PutContent(context.Background(), path, []byte(content)))
 }
 
 func TestDamagedBlobsDoNotExist(t *testing.T) {
@@ -37,9 +36,7 @@ func TestDamagedBlobsDoNotExist(t *testing.T) {
 			i.overwrite(storage.BlobPath(layer), content)
 			gone := map[string]string{"missing": storage.BlobPath(layer), "without a directory": path.Dir(storage.BlobPath(layer))}
 			if name := gone[name]; name != "" {
-				if err := i.server.source.Driver.Delete(t.Context(), name); err != nil {
-					t.Fatal(err)
-				}
+				require.NoError(t, i.server.source.Driver.Delete(t.Context(), name))
 			}
 
 			blob := "/v2/a/blobs/" + layer.String()
@@ -139,9 +136,7 @@ func TestWrongSizesAreRefused(t *testing.T) {
 	wrong := strings.Replace(manifest, `"size":5`, `"size":6`, 1)
 	for _, recorded := range []bool{true, false} {
 		if !recorded {
-			if err := i.server.source.Driver.Delete(t.Context(), storage.SizePath(digest.FromString("layer"))); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, i.server.source.Driver.Delete(t.Context(), storage.SizePath(digest.FromString("layer"))))
 		}
 		a := c.must(http.StatusBadRequest, "PUT", "/v2/a/manifests/v2", strings.NewReader(wrong), "Content-Type", ociManifest)
 		if a.code() != "MANIFEST_INVALID" || !strings.Contains(a.body, "has 5 bytes, and the manifest says 6") {

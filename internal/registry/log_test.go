@@ -9,6 +9,8 @@ import (
 	"testing"
 
 	"github.com/sirupsen/logrus"
+
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 func TestLogsOfDistribution(t *testing.T) {
@@ -30,16 +32,12 @@ func TestLogsOfDistribution(t *testing.T) {
 			var out bytes.Buffer
 			hook := logHook{slog.New(slog.NewJSONHandler(&out, &slog.HandlerOptions{Level: slog.LevelDebug}))}
 			entry := &logrus.Entry{Level: tt.level, Message: tt.message, Data: tt.fields}
-			if err := hook.Fire(entry); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, hook.Fire(entry))
 			var line struct {
 				Level  slog.Level
 				Detail string
 			}
-			if err := json.Unmarshal(out.Bytes(), &line); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, json.Unmarshal(out.Bytes(), &line))
 			if line.Level != tt.want || line.Detail != tt.message {
 				t.Errorf("logged: %s", out.String())
 			}

@@ -11,6 +11,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/net/freeport"
 	"github.com/zarf-dev/zarf-registry/internal/net/tlsfiles/tlsfilestest"
 	"github.com/zarf-dev/zarf-registry/internal/pki"
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 // loopback returns a client of the loopback listener.
@@ -118,9 +119,7 @@ func (c client) catalog(path string) (names []string) {
 	for path != "" {
 		a := c.must(http.StatusOK, "GET", path, nil)
 		var page struct{ Repositories []string }
-		if err := json.Unmarshal([]byte(a.body), &page); err != nil {
-			c.t.Fatal(err)
-		}
+		require.NoError(c.t, json.Unmarshal([]byte(a.body), &page))
 		names = append(names, page.Repositories...)
 		path, _, _ = strings.Cut(strings.TrimPrefix(a.Header.Get("Link"), "<"), ">")
 	}

@@ -17,6 +17,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/api/gc"
 	"github.com/zarf-dev/zarf-registry/internal/oci"
 	"github.com/zarf-dev/zarf-registry/internal/registry/storage"
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 // liveHeap returns how much memory is in use after a garbage collection.
@@ -69,9 +70,7 @@ func TestStoredManifestsOfEmptyElementsTakeLittleMemory(t *testing.T) {
 		d := digest.FromString(content)
 		digests = append(digests, d)
 		for path, content := range map[string]string{storage.BlobPath(d): content, storage.RevisionPath("a", d): d.String()} {
-			if err := i.server.source.Driver.PutContent(t.Context(), path, []byte(content)); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, i.server.source.Driver.PutContent(t.Context(), path, []byte(content)))
 		}
 	}
 	before := liveHeap()

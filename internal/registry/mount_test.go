@@ -11,6 +11,7 @@ import (
 	"github.com/opencontainers/go-digest"
 
 	"github.com/zarf-dev/zarf-registry/internal/registry/storage"
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 // TestMountOfACollectedBlob mounts a blob from a repository with a link to it, as a mount during a collection
@@ -21,9 +22,7 @@ func TestMountOfACollectedBlob(t *testing.T) {
 	c := i.pusher()
 	d := digest.SHA512.FromString("collected")
 	c.pushAs("a", d, "collected")
-	if err := os.Remove(filepath.Join(i.root, storage.DigestLinkPath(d))); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.Remove(filepath.Join(i.root, storage.DigestLinkPath(d))))
 	begun := c.must(http.StatusAccepted, "POST", "/v2/b/blobs/uploads/?mount="+d.String()+"&from=a", nil)
 	c.must(http.StatusNotFound, "GET", "/v2/b/blobs/"+d.String(), nil)
 	c.must(http.StatusCreated, "PUT", begun.Header.Get("Location")+"&digest="+d.String(), strings.NewReader("collected"), octets...)
@@ -121,9 +120,7 @@ func TestMountOfADirectory(t *testing.T) {
 	i := start(t, newTestCA(t), t.TempDir())
 	d := i.pusher().pushBlob("first", "shared")
 	data := filepath.Join(i.root, storage.BlobPath(d))
-	if err := errors.Join(os.Remove(data), os.Mkdir(data, 0o700)); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, errors.Join(os.Remove(data), os.Mkdir(data, 0o700)))
 	i.pusher().must(http.StatusAccepted, "POST", "/v2/second/blobs/uploads/?mount="+d.String(), nil)
 }
 

@@ -22,6 +22,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/net/tlsfiles/tlsfilestest"
 	"github.com/zarf-dev/zarf-registry/internal/pki"
 	"github.com/zarf-dev/zarf-registry/internal/registry/users"
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 // followed is a registry whose plain listener follows a mounted Secret, which is empty at first.
@@ -33,9 +34,7 @@ type followed struct {
 func openFollowed(t *testing.T, changes ...func(*Options)) followed {
 	t.Helper()
 	volume := filepath.Join(t.TempDir(), "pull")
-	if err := os.Mkdir(volume, 0o700); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.Mkdir(volume, 0o700))
 	i := open(t, newTestCA(t), t.TempDir(), append([]func(*Options){func(o *Options) {
 		o.PlainListen, o.PullHtpasswd = freeport.Loopback(t), filepath.Join(volume, "htpasswd")
 	}}, changes...)...)
@@ -159,9 +158,7 @@ func TestPlainListenerFollowsTheFile(t *testing.T) {
 func (c client) mustAny(method, path string) answer {
 	c.t.Helper()
 	a, err := c.send(method, path, nil)
-	if err != nil {
-		c.t.Fatalf("%s %s: %v", method, path, err)
-	}
+	require.NoError(c.t, err, method, path)
 	return a
 }
 
@@ -344,10 +341,7 @@ func TestShutdownDrainsClosedListeners(t *testing.T) {
 
 func TestAddressInUseIsRetried(t *testing.T) {
 	t.Parallel()
-	taken, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	taken := require.Value(net.Listen("tcp", "127.0.0.1:0"))(t)
 	defer taken.Close()
 	f := openFollowed(t, func(o *Options) { o.PlainListen = taken.Addr().String() })
 	f.run()
@@ -383,9 +377,7 @@ func TestFailedListenerIsReopened(t *testing.T) {
 func TestPlainListenerWithoutAFileIsAlwaysOpen(t *testing.T) {
 	t.Parallel()
 	taken, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defer taken.Close()
 	always := func(address string) func(*Options) {
 		return func(o *Options) { o.PlainListen, o.PullHtpasswd = address, "" }

@@ -9,6 +9,8 @@ import (
 	"testing"
 
 	"github.com/opencontainers/go-digest"
+
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 // The official suite tests the OCI distribution specification (test/conformance). These are tests of what it leaves
@@ -105,9 +107,7 @@ func TestListsAreOrderedAndPaged(t *testing.T) {
 		for path != "" {
 			a := node.must(http.StatusOK, "GET", path, nil)
 			var body map[string]any
-			if err := json.Unmarshal([]byte(a.body), &body); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, json.Unmarshal([]byte(a.body), &body))
 			for _, entry := range body[field].([]any) {
 				all = append(all, entry.(string))
 			}

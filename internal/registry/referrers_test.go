@@ -17,6 +17,7 @@ import (
 
 	"github.com/zarf-dev/zarf-registry/internal/api/gc"
 	"github.com/zarf-dev/zarf-registry/internal/registry/storage"
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 // put pushes a manifest by digest, with the given algorithm, or by a tag.
@@ -212,9 +213,7 @@ func removeBackLinksOf(t *testing.T, root string) {
 		t.Fatalf("no back links: %v", err)
 	}
 	for _, path := range append(links, root+"/docker/registry/v2/zarf-registry/back-links.json") {
-		if err := os.RemoveAll(path); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, os.RemoveAll(path))
 	}
 }
 
@@ -230,9 +229,7 @@ func TestReferrersOfDistribution(t *testing.T) {
 		"manifests": []any{map[string]any{"mediaType": ociManifest, "digest": signature, "size": 1}},
 	})
 	index, _ := c.pushIndex("a", "multi", subject)
-	if err := earlier.stop(); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, earlier.stop())
 	removeBackLinksOf(t, root)
 
 	check := func(t *testing.T, i *instance) {
@@ -259,14 +256,10 @@ func TestReferrersOfDistribution(t *testing.T) {
 	})
 	t.Run("are indexed again after distribution has served the storage", func(t *testing.T) {
 		dir := root + storage.RepositoriesPath + "/a/_referrers"
-		if err := os.RemoveAll(dir); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, os.RemoveAll(dir))
 		// A rebuild reads what was written since the last one.
 		revision := root + storage.RevisionPath("a", signature)
-		if err := os.Chtimes(revision, time.Time{}, time.Now().Add(time.Hour)); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, os.Chtimes(revision, time.Time{}, time.Now().Add(time.Hour)))
 		i := start(t, newTestCA(t), root)
 		eventually(t, "back links are rebuilt", i.server.source.Rebuilt.Load)
 		check(t, i)
@@ -275,15 +268,9 @@ func TestReferrersOfDistribution(t *testing.T) {
 		i := start(t, newTestCA(t), root)
 		eventually(t, "back links are rebuilt", i.server.source.Rebuilt.Load)
 		old := time.Now().Add(-time.Hour)
-		if err := os.Chtimes(root+storage.RevisionPath("a", signature), old, old); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.RemoveAll(root + storage.RepositoriesPath + "/a/_referrers"); err != nil {
-			t.Fatal(err)
-		}
-		if err := i.server.source.Rebuild(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, os.Chtimes(root+storage.RevisionPath("a", signature), old, old))
+		require.NoError(t, os.RemoveAll(root+storage.RepositoriesPath+"/a/_referrers"))
+		require.NoError(t, i.server.source.Rebuild(t.Context()))
 		if links, _ := filepath.Glob(root + storage.RepositoriesPath + "/a/_referrers/*"); len(links) != 0 {
 			t.Errorf("an old manifest was read again: %v", links)
 		}
@@ -300,9 +287,7 @@ func TestGarbageCollectionRemovesBackLinks(t *testing.T) {
 	orphan, _ := c.put("a", "", ociManifest, artifact(digest.FromString("missing"), "application/x-signature"))
 	// A crash after a manifest was removed and before its back link was.
 	dangling := root + storage.RepositoriesPath + "/a/_referrers/" + storage.DigestPath(subject) + "/" + storage.DigestPath(digest.FromString("gone"))
-	if err := os.MkdirAll(dangling, 0o700); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.MkdirAll(dangling, 0o700))
 	writeFile(t, dangling+"/descriptor.json", []byte("{}"))
 
 	if result, report := collectNow(t, root, gc.Request{DeleteUntagged: true}); result.Manifests != 1 ||

@@ -24,6 +24,7 @@ import (
 
 	"github.com/zarf-dev/zarf-registry/internal/net/tlsfiles/tlsfilestest"
 	"github.com/zarf-dev/zarf-registry/internal/pki"
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 // Repositories that are served over one path only.
@@ -55,20 +56,12 @@ type testCA struct{ *pki.CA }
 
 func newTestCA(t testing.TB) testCA {
 	t.Helper()
-	a, err := pki.NewCA("test", time.Now(), 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return testCA{a}
+	return testCA{require.Value(pki.NewCA("test", time.Now(), 0))(t)}
 }
 
 func (a testCA) issue(t testing.TB, leaf pki.Leaf, now time.Time) pki.KeyPair {
 	t.Helper()
-	pair, err := a.Issue(leaf, now)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return pair
+	return require.Value(a.Issue(leaf, now))(t)
 }
 
 func (a testCA) pool() *x509.CertPool {
@@ -101,36 +94,25 @@ func (a testCA) client(t testing.TB, organization string) *tls.Certificate {
 
 func certificate(t testing.TB, pair pki.KeyPair) *tls.Certificate {
 	t.Helper()
-	c, err := tls.X509KeyPair(pair.Certificate, pair.Key)
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := require.Value(tls.X509KeyPair(pair.Certificate, pair.Key))(t)
 	return &c
 }
 
 func htpasswd(t testing.TB, user, password string) []byte {
 	t.Helper()
-	hash, err := bcrypt.GenerateFromPassword([]byte(password), bcrypt.MinCost)
-	if err != nil {
-		t.Fatal(err)
-	}
+	hash := require.Value(bcrypt.GenerateFromPassword([]byte(password), bcrypt.MinCost))(t)
 	return []byte(user + ":" + string(hash) + "\n")
 }
 
 func writeFile(t testing.TB, path string, data []byte) string {
 	t.Helper()
-	if err := os.WriteFile(path, data, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.WriteFile(path, data, 0o600))
 	return path
 }
 
 func loadConfig(t testing.TB, text string) (options Options) {
 	t.Helper()
-	config, err := LoadConfig(writeFile(t, filepath.Join(t.TempDir(), "config.yml"), []byte(text)))
-	if err != nil {
-		t.Fatal(err)
-	}
+	config := require.Value(LoadConfig(writeFile(t, filepath.Join(t.TempDir(), "config.yml"), []byte(text))))(t)
 	return Options{Config: config}
 }
 
@@ -170,9 +152,7 @@ func open(t testing.TB, ca testCA, root string, changes ...func(*Options)) *inst
 	dir := t.TempDir()
 	t.Cleanup(useS3(root))
 	i := &instance{t: t, ca: ca, root: root, tlsDir: filepath.Join(dir, "tls"), logs: &lockedBuffer{}}
-	if err := os.Mkdir(i.tlsDir, 0o700); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.Mkdir(i.tlsDir, 0o700))
 	tlsfilestest.WriteSecret(t, i.tlsDir, ca.serverFiles(t))
 	i.htpasswd = writeFile(t, filepath.Join(dir, "htpasswd"), htpasswd(t, pushUser, pushPassword))
 
@@ -189,10 +169,7 @@ func open(t testing.TB, ca testCA, root string, changes ...func(*Options)) *inst
 		change(&options)
 	}
 	i.pull = options.PullHtpasswd
-	var err error
-	if i.server, err = Open(options); err != nil {
-		t.Fatal(err)
-	}
+	i.server = require.Value(Open(options))(t)
 	i.server.writeTimeout = time.Minute // the directory is removed after it
 	return i
 }
@@ -200,9 +177,7 @@ func open(t testing.TB, ca testCA, root string, changes ...func(*Options)) *inst
 func (i *instance) run() {
 	registry, diagnostics := i.server.endpoints()
 	all := slices.Concat(registry, diagnostics)
-	if err := listen(context.Background(), all); err != nil {
-		i.t.Fatal(err)
-	}
+	require.NoError(i.t, listen(context.Background(), all))
 	i.addresses = map[string]string{}
 	for _, e := range all {
 		i.addresses[e.name] = e.listener.Addr().String()
@@ -327,9 +302,7 @@ func (c client) send(method, path string, body io.Reader, headers ...string) (an
 		path = c.base + path
 	}
 	request, err := http.NewRequestWithContext(context.Background(), method, path, body)
-	if err != nil {
-		c.t.Fatal(err)
-	}
+	require.NoError(c.t, err)
 	for n := 0; n < len(headers); n += 2 {
 		request.Header.Set(headers[n], headers[n+1])
 	}
@@ -349,9 +322,7 @@ func (c client) send(method, path string, body io.Reader, headers ...string) (an
 func (c client) must(status int, method, path string, body io.Reader, headers ...string) answer {
 	c.t.Helper()
 	a, err := c.send(method, path, body, headers...)
-	if err != nil {
-		c.t.Fatalf("%s %s: %v", method, path, err)
-	}
+	require.NoError(c.t, err, method, path)
 	if a.StatusCode != status {
 		c.t.Fatalf("%s %s: status %d, want %d: %s", method, path, a.StatusCode, status, a.body)
 	}
@@ -384,9 +355,7 @@ func (c client) pushImage(repository, tag, layer string) (digest.Digest, string)
 func (c client) pushManifest(repository, name, manifest string) digest.Digest {
 	c.t.Helper()
 	var m struct{ MediaType string }
-	if err := json.Unmarshal([]byte(manifest), &m); err != nil {
-		c.t.Fatal(err)
-	}
+	require.NoError(c.t, json.Unmarshal([]byte(manifest), &m))
 	c.must(http.StatusCreated, "PUT", "/v2/"+repository+"/manifests/"+name, strings.NewReader(manifest), "Content-Type",
 		m.MediaType)
 	return digest.FromString(manifest)
@@ -427,11 +396,7 @@ func indexOf(children ...digest.Digest) map[string]any {
 func encode(t testing.TB, mediaType string, manifest map[string]any) string {
 	t.Helper()
 	manifest["schemaVersion"], manifest["mediaType"] = 2, mediaType
-	text, err := json.Marshal(manifest)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return string(text)
+	return string(require.Value(json.Marshal(manifest))(t))
 }
 
 func random(n int) string {

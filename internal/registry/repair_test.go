@@ -25,6 +25,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/images/source"
 	"github.com/zarf-dev/zarf-registry/internal/net/tlsfiles/tlsfilestest"
 	"github.com/zarf-dev/zarf-registry/test/registrytest"
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 // pushedIndex is an index of two images in a layout, which clients push as a:v1.
@@ -37,28 +38,18 @@ func newPushedIndex(t *testing.T) pushedIndex {
 	t.Helper()
 	index := mutate.IndexMediaType(empty.Index, types.OCIImageIndex)
 	for _, architecture := range []string{"amd64", "arm64"} {
-		image, err := random.Image(20_000, 2)
-		if err != nil {
-			t.Fatal(err)
-		}
+		image := require.Value(random.Image(20_000, 2))(t)
 		image = mutate.ConfigMediaType(mutate.MediaType(image, types.OCIManifestSchema1), types.OCIConfigJSON)
 		config, err := image.ConfigFile()
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		config = config.DeepCopy()
 		config.OS, config.Architecture = "linux", architecture
-		if image, err = mutate.ConfigFile(image, config); err != nil {
-			t.Fatal(err)
-		}
+		image = require.Value(mutate.ConfigFile(image, config))(t)
 		index = mutate.AppendManifests(index, mutate.IndexAddendum{Add: image,
 			Descriptor: v1.Descriptor{Platform: &v1.Platform{OS: "linux", Architecture: architecture}}})
 	}
 	p := pushedIndex{index, filepath.Join(t.TempDir(), "layout")}
-	at, err := layout.Write(p.dir, empty.Index)
-	if err != nil {
-		t.Fatal(err)
-	}
+	at := require.Value(layout.Write(p.dir, empty.Index))(t)
 	if err := at.AppendIndex(index, layout.WithAnnotations(map[string]string{
 		"org.opencontainers.image.ref.name": "v1", "io.containerd.image.name": "docker.io/library/a:v1",
 	})); err != nil {
@@ -70,22 +61,10 @@ func newPushedIndex(t *testing.T) pushedIndex {
 // paths returns files in the storage, by what they are.
 func (p pushedIndex) paths(t *testing.T) map[string]string {
 	t.Helper()
-	indexDigest, err := p.Digest()
-	if err != nil {
-		t.Fatal(err)
-	}
-	manifest, err := p.IndexManifest()
-	if err != nil {
-		t.Fatal(err)
-	}
-	image, err := p.Image(manifest.Manifests[1].Digest)
-	if err != nil {
-		t.Fatal(err)
-	}
-	content, err := image.Manifest()
-	if err != nil {
-		t.Fatal(err)
-	}
+	indexDigest := require.Value(p.Digest())(t)
+	manifest := require.Value(p.IndexManifest())(t)
+	image := require.Value(p.Image(manifest.Manifests[1].Digest))(t)
+	content := require.Value(image.Manifest())(t)
 	data := func(d v1.Hash) string {
 		return filepath.Join("docker/registry/v2/blobs/sha256", d.Hex[:2], d.Hex, "data")
 	}
@@ -108,11 +87,7 @@ func basic() remote.Option {
 
 func (p pushedIndex) reference(t *testing.T, reg *registrytest.Registry) name.Reference {
 	t.Helper()
-	reference, err := name.ParseReference(reg.Loopback+"/library/a:v1", name.Insecure)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return reference
+	return require.Value(name.ParseReference(reg.Loopback+"/library/a:v1", name.Insecure))(t)
 }
 
 // check pulls everything and verifies it.
@@ -212,21 +187,13 @@ func TestPushRepairs(t *testing.T) {
 						continue
 					}
 					t.Run(this, func(t *testing.T) {
-						if err := push(t, p, reg); err != nil {
-							t.Fatal(err)
-						}
-						if err := p.check(t, reg); err != nil {
-							t.Fatal(err)
-						}
-						if err := do(filepath.Join(reg.Root, path)); err != nil {
-							t.Fatal(err)
-						}
+						require.NoError(t, push(t, p, reg))
+						require.NoError(t, p.check(t, reg))
+						require.NoError(t, do(filepath.Join(reg.Root, path)))
 						if err := p.check(t, reg); err == nil {
 							t.Fatal("the damage does no harm")
 						}
-						if err := push(t, p, reg); err != nil {
-							t.Fatal(err)
-						}
+						require.NoError(t, push(t, p, reg))
 						if err := p.check(t, reg); err != nil {
 							t.Errorf("after a push: %v", err)
 						}
@@ -250,16 +217,10 @@ func TestPushRepairsContentWithoutRecord(t *testing.T) {
 				}
 			}
 			p := newPushedIndex(t)
-			if err := push(t, p, reg); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, push(t, p, reg))
 			layer := filepath.Join(reg.Root, p.paths(t)["layer"])
-			if err := os.Remove(filepath.Join(filepath.Dir(layer), "size.json")); err != nil {
-				t.Fatal(err)
-			}
-			if err := os.Truncate(layer, 100); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, os.Remove(filepath.Join(filepath.Dir(layer), "size.json")))
+			require.NoError(t, os.Truncate(layer, 100))
 			err := push(t, p, reg)
 			if err != nil && client != "skopeo" { // which does not ask for the manifest first
 				t.Fatal(err)
@@ -270,9 +231,7 @@ func TestPushRepairsContentWithoutRecord(t *testing.T) {
 				}
 				err = push(t, p, reg)
 			}
-			if err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, err)
 			if err := p.check(t, reg); err != nil {
 				t.Error(err)
 			}

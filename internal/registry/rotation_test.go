@@ -13,6 +13,7 @@ import (
 
 	"github.com/zarf-dev/zarf-registry/internal/net/tlsfiles/tlsfilestest"
 	"github.com/zarf-dev/zarf-registry/internal/pki"
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 // replaceCertificates replaces the server's files and reloads them at once.
@@ -97,9 +98,7 @@ func reused(t *testing.T, c client, path string) (a answer, wasOpen bool, err er
 	request, err := http.NewRequestWithContext(httptrace.WithClientTrace(t.Context(), &httptrace.ClientTrace{
 		GotConn: func(info httptrace.GotConnInfo) { wasOpen = info.Reused },
 	}), http.MethodGet, c.base+path, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	response, err := c.Do(request)
 	if err != nil {
 		return answer{}, wasOpen, err

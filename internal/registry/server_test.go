@@ -27,6 +27,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/net/connlimit"
 	"github.com/zarf-dev/zarf-registry/internal/pki"
 	"github.com/zarf-dev/zarf-registry/internal/registry/storage"
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 func (i *instance) diagnostics(name string) client {
@@ -46,9 +47,7 @@ func (i *instance) metric(name string) float64 {
 	for line := range strings.Lines(i.metrics()) {
 		if text, ok := strings.CutPrefix(line, name+" "); ok {
 			value, err := strconv.ParseFloat(strings.TrimSpace(text), 64)
-			if err != nil {
-				i.t.Fatalf("metric %s: %v", name, err)
-			}
+			require.NoError(i.t, err, "metric", name)
 			return value
 		}
 	}
@@ -77,9 +76,7 @@ func (i *instance) loaded() (report loaded.State) {
 func (i *instance) inFlight(listener string) float64 {
 	i.t.Helper()
 	var m dto.Metric
-	if err := i.server.metrics.inFlight.WithLabelValues(listener).Write(&m); err != nil {
-		i.t.Fatal(err)
-	}
+	require.NoError(i.t, i.server.metrics.inFlight.WithLabelValues(listener).Write(&m))
 	return m.GetGauge().GetValue()
 }
 
@@ -122,11 +119,7 @@ func TestReloadReport(t *testing.T) {
 	i.run()
 	sum := func(path string) string {
 		t.Helper()
-		data, err := os.ReadFile(path)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return digest.FromBytes(data).Encoded()
+		return digest.FromBytes(require.Value(os.ReadFile(path))(t)).Encoded()
 	}
 	fingerprints := func(certificates []loaded.Certificate) (sums []string) {
 		for _, certificate := range certificates {
@@ -152,14 +145,10 @@ func TestReloadReport(t *testing.T) {
 	if report := i.loaded(); report.Certificates.Generation != 2 || len(report.Certificates.TrustedCAs) != 2 {
 		t.Errorf("after a reload: %+v", report.Certificates)
 	}
-	if err := os.Remove(i.pull); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.Remove(i.pull))
 	next := htpasswd(t, pushUser, "another")
 	writeFile(t, i.htpasswd+".new", next)
-	if err := os.Rename(i.htpasswd+".new", i.htpasswd); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.Rename(i.htpasswd+".new", i.htpasswd))
 	eventually(t, "the report has the new credentials", func() bool {
 		return *i.loaded().Credentials == loaded.Credentials{Push: digest.FromBytes(next).Encoded()}
 	})
@@ -239,9 +228,7 @@ func TestReadiness(t *testing.T) {
 	health := i.diagnostics("health")
 	i.waitReady()
 	eventually(t, "nothing writes to the storage", i.server.source.Rebuilt.Load)
-	if err := os.Rename(root, root+".gone"); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.Rename(root, root+".gone"))
 	eventually(t, "a missing volume makes it unready", func() bool {
 		a, err := health.send("GET", "/readyz", nil)
 		// On a busy machine, there may be no response for so long before a check fails.
@@ -252,9 +239,7 @@ func TestReadiness(t *testing.T) {
 	if !strings.Contains(i.metrics(), "zarf_registry_storage_healthy 0\n") {
 		t.Error("the metrics do not show it")
 	}
-	if err := os.Rename(root+".gone", root); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.Rename(root+".gone", root))
 	i.waitReady()
 }
 
@@ -340,18 +325,12 @@ func TestShutdownDeliversWhatWasWritten(t *testing.T) {
 	content := random(100 << 10) // less than unsentSize
 	path := "/v2/a/blobs/" + i.pusher().pushBlob("a", content).String()
 	config := i.node().Transport.(*http.Transport).TLSClientConfig.Clone()
-	tcp, err := net.Dial("tcp", i.addresses["tls"])
-	if err != nil {
-		t.Fatal(err)
-	}
+	tcp := require.Value(net.Dial("tcp", i.addresses["tls"]))(t)
 	_ = tcp.(*net.TCPConn).SetReadBuffer(4 << 10)
 	client := tls.Client(tcp, config)
 	defer client.Close()
 	fmt.Fprintf(client, "GET %s HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n", path)
-	response, err := http.ReadResponse(bufio.NewReader(client), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	response := require.Value(http.ReadResponse(bufio.NewReader(client), nil))(t)
 	eventually(t, "everything is written", func() bool { return i.inFlight("tls") == 0 })
 	stopped := make(chan error, 1)
 	go func() { stopped <- i.stop() }()
@@ -371,9 +350,7 @@ func TestShutdownDeliversWhatWasWritten(t *testing.T) {
 func TestServeNamesTheListenerThatFails(t *testing.T) {
 	t.Parallel()
 	taken, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defer taken.Close()
 	i := open(t, newTestCA(t), t.TempDir(), func(o *Options) { o.MetricsListen = taken.Addr().String() })
 	err = i.server.Serve(context.Background())
@@ -461,9 +438,7 @@ func TestStorageWithoutTheProjectsImagesIsReported(t *testing.T) {
 	i.pusher().pushPlatform(catalog.OwnRepositories+"/init-hook", "layer")
 	is("with an image of the project", false)
 	// Next to it, the registry writes in the background.
-	if err := os.RemoveAll(filepath.Join(root, storage.RepositoriesPath)); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.RemoveAll(filepath.Join(root, storage.RepositoriesPath)))
 	is("after its content was lost", true)
 }
 
@@ -510,10 +485,7 @@ func TestLargeBlobsAreStreamed(t *testing.T) { // not in parallel: the heap is e
 	upload := c.begin("a")
 	streamed := c.must(http.StatusAccepted, "PATCH", upload, zeros()).Header.Get("Location")
 	created := c.must(http.StatusCreated, "PUT", streamed+"&digest="+hash.Digest().String(), nil).Header.Get("Location")
-	response, err := node.Get(node.base + created)
-	if err != nil {
-		t.Fatal(err)
-	}
+	response := require.Value(node.Get(node.base + created))(t)
 	n, err := io.Copy(io.Discard, response.Body)
 	response.Body.Close()
 	if err != nil || n != size {
@@ -560,17 +532,10 @@ func TestConnectionLimits(t *testing.T) {
 		c.Transport.(*http.Transport).DisableKeepAlives = true
 		for what, stall := range map[string]func() net.Conn{
 			"silent": func() net.Conn {
-				conn, err := net.Dial("tcp", e.addresses[name])
-				if err != nil {
-					t.Fatal(err)
-				}
-				return conn
+				return require.Value(net.Dial("tcp", e.addresses[name]))(t)
 			},
 			"not reading": func() net.Conn {
-				conn, err := net.Dial("tcp", e.addresses[name])
-				if err != nil {
-					t.Fatal(err)
-				}
+				conn := require.Value(net.Dial("tcp", e.addresses[name]))(t)
 				_ = conn.(*net.TCPConn).SetReadBuffer(4 << 10)
 				if config := c.Transport.(*http.Transport).TLSClientConfig; config != nil {
 					conn = tls.Client(conn, config)
@@ -621,19 +586,11 @@ func TestConnectionLimits(t *testing.T) {
 func TestUnsentDataIsLimited(t *testing.T) {
 	t.Parallel()
 	e := newEndpoint("test", "127.0.0.1:0", http.NotFoundHandler(), connlimit.New(1), slog.New(slog.DiscardHandler))
-	if err := e.listen(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, e.listen(t.Context()))
 	defer e.listener.Close()
-	c, err := net.Dial("tcp", e.listener.Addr().String())
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := require.Value(net.Dial("tcp", e.listener.Addr().String()))(t)
 	defer c.Close()
-	accepted, err := e.listener.Accept()
-	if err != nil {
-		t.Fatal(err)
-	}
+	accepted := require.Value(e.listener.Accept())(t)
 	defer accepted.Close()
 	defer c.Close()
 	_ = accepted.SetWriteDeadline(time.Now().Add(time.Second / 2))

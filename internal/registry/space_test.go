@@ -19,6 +19,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/api/gc"
 	"github.com/zarf-dev/zarf-registry/internal/api/space"
 	"github.com/zarf-dev/zarf-registry/internal/registry/storage"
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 // startOnVolume starts a registry on a volume of so many bytes, of which others use some.
@@ -190,9 +191,7 @@ func fill(t *testing.T, root string) (remove func()) {
 	t.Helper()
 	path := filepath.Join(root, "of others")
 	file, err := os.OpenFile(path, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defer file.Close()
 	for _, size := range []int{1 << 20, 1 << 16, 4096} {
 		for err == nil {
@@ -290,9 +289,7 @@ func TestRecordsOnAFullFileSystem(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			root := smallVolume(t, options)
 			driver, err := storage.Open(t.Context(), loadConfig(t, "version: 0.1\n"+storageAt(root)).Config.Storage)
-			if err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, err)
 			put := func(text string) error {
 				return storage.PutRecord(t.Context(), driver, root, recordPath, record(text))
 			}
@@ -317,9 +314,7 @@ func TestRecordsOnAFullFileSystem(t *testing.T) {
 			}
 			exhaust()
 			for _, text := range []string{"first", "second", "third", "fourth"} {
-				if err := put(text); err != nil {
-					t.Fatalf("%s: %v", text, err)
-				}
+				require.NoError(t, put(text), text)
 				if got := readRecord(t, driver).ID; got != text {
 					t.Errorf("read %s, want %s", got, text)
 				}

@@ -21,6 +21,7 @@ import (
 	"oras.land/oras-go/v2/registry/remote/errcode"
 
 	"github.com/zarf-dev/zarf-registry/internal/images/remote"
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 // Clients that push to a full registry show what to do, when they begin an upload and in the middle of one.
@@ -101,9 +102,7 @@ func (i *instance) remote(t *testing.T) *remote.Registry {
 		Host: address, TLS: i.pusher().Transport.(*http.Transport).TLSClientConfig,
 		Credential: auth.StaticCredential(address, auth.Credential{Username: pushUser, Password: pushPassword}),
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	t.Cleanup(r.Close)
 	return r
 }

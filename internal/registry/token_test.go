@@ -11,6 +11,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/pki"
 	"github.com/zarf-dev/zarf-registry/internal/registry/request"
 	"github.com/zarf-dev/zarf-registry/internal/registry/users"
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 const (
@@ -40,9 +41,7 @@ func (c client) dockerToken() (status int, token string) {
 	}
 	a, err := c.send("GET", realm+"?account=x&scope=repository%3Aa%3Apull%2Cpush&service=zarf-registry", nil,
 		"User-Agent", dockerAgent)
-	if err != nil {
-		c.t.Fatal(err)
-	}
+	require.NoError(c.t, err)
 	var response struct {
 		Token     string
 		ExpiresIn int `json:"expires_in"`
@@ -62,9 +61,7 @@ func (c client) with(authorization, method, path string) int {
 	c.t.Helper()
 	c.user = ""
 	a, err := c.send(method, path, nil, "Authorization", authorization, "User-Agent", dockerAgent)
-	if err != nil {
-		c.t.Fatal(err)
-	}
+	require.NoError(c.t, err)
 	return a.StatusCode
 }
 

@@ -160,9 +160,7 @@ func (c cluster) changeState(t *testing.T, change func(*state.State)) cluster {
 	s, err := state.Decode(saved.Data[state.Key])
 	require.NoError(t, err)
 	change(&s)
-	if saved.Data[state.Key], err = state.Encode(s, nil); err != nil {
-		t.Fatal(err)
-	}
+	saved.Data[state.Key] = require.Value(state.Encode(s, nil))(t)
 	return c
 }
 
@@ -177,8 +175,7 @@ func (c cluster) state(t *testing.T, phase state.Phase, desired, current state.M
 		present := settings(current)
 		s.Current = &present
 	}
-	encoded := require.Value(state.Encode(s, nil))(t)
-	return c.add(secret("state", map[string][]byte{state.Key: encoded}))
+	return c.add(secret("state", map[string][]byte{state.Key: require.Value(state.Encode(s, nil))(t)}))
 }
 
 // healthy is a cluster with nothing wrong, in a mode.

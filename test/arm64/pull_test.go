@@ -143,9 +143,7 @@ func runHook(t *testing.T, hook, command string, args ...string) result {
 	var stdout, stderr bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &stdout, &stderr
 	var results struct{ Items []result }
-	if err := cmd.Run(); err != nil {
-		t.Fatalf("zarf-registry images %s: %v\n%s", command, err, &stderr)
-	}
+	require.NoError(t, cmd.Run(), "zarf-registry images", command, &stderr)
 	if err := json.Unmarshal(stdout.Bytes(), &results); err != nil || len(results.Items) != 1 {
 		t.Fatalf("zarf-registry images %s printed %s: %v", command, &stdout, err)
 	}
@@ -226,15 +224,13 @@ func (p *pod) waitForLog(text string) {
 
 func embeddedPayload(t *testing.T, program string) *injector.Payload {
 	t.Helper()
-	layer := require.Value(embedded.Load(program, architecture))(t)
-	return encode(t, program, layer)
+	return encode(t, program, require.Value(embedded.Load(program, architecture))(t))
 }
 
 // changedPayload has a program with other bytes, which does the same.
 func changedPayload(t *testing.T, program string) *injector.Payload {
 	t.Helper()
-	layer := require.Value(injector.BuildLayer(program, append(released(t, program), 0)))(t)
-	return encode(t, program, layer)
+	return encode(t, program, require.Value(injector.BuildLayer(program, append(released(t, program), 0)))(t))
 }
 
 func encode(t *testing.T, program string, layer []byte) *injector.Payload {
@@ -251,9 +247,7 @@ func archiveOf(program string) string { return filepath.Join("../../dist/images"
 func released(t *testing.T, program string) []byte {
 	t.Helper()
 	source, err := source.Open(t.Context(), archiveOf(program))
-	if err != nil {
-		t.Fatalf("%v: run make images", err)
-	}
+	require.NoError(t, err, "run make images")
 	defer func() { _ = source.Close() }()
 	index := blob[ocispec.Index](t, source, source.Images()[0].Descriptor)
 	for _, desc := range index.Manifests {
@@ -266,9 +260,7 @@ func released(t *testing.T, program string) []byte {
 		archive := tar.NewReader(inflated)
 		for {
 			header, err := archive.Next()
-			if err != nil {
-				t.Fatalf("no %s in its image: %v", program, err)
-			}
+			require.NoError(t, err, "no", program, "in its image")
 			if header.Name != program {
 				continue
 			}

@@ -18,6 +18,8 @@ import (
 	"github.com/distribution/distribution/v3/registry/handlers"
 	_ "github.com/distribution/distribution/v3/registry/storage/driver/filesystem" // of the registry
 	"github.com/sirupsen/logrus"
+
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 // Username and Password are what writing to a [Registry] needs.
@@ -138,8 +140,6 @@ func (r *Registry) CAFile(t testing.TB) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "ca.pem")
 	ca := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: r.Certificate().Raw})
-	if err := os.WriteFile(path, ca, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.WriteFile(path, ca, 0o600))
 	return path
 }

@@ -14,6 +14,8 @@ import (
 	"strings"
 	"sync"
 	"testing"
+
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 // Engine answers as a Docker engine does.
@@ -47,10 +49,7 @@ func (e *Engine) ListenUnix(t *testing.T) {
 	// Not t.TempDir: its names may be longer than a socket's may be.
 	dir := shortTempDir(t)
 	path := filepath.Join(dir, "docker.sock")
-	listener, err := net.Listen("unix", path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	listener := require.Value(net.Listen("unix", path))(t)
 	server := httptest.NewUnstartedServer(e)
 	server.Listener.Close()
 	server.Listener = listener
@@ -178,10 +177,7 @@ func answer(w http.ResponseWriter, status int, v any) {
 // shortTempDir is a directory whose name is short enough for a socket in it.
 func shortTempDir(t *testing.T) string {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "engine")
-	if err != nil {
-		t.Fatal(err)
-	}
+	dir := require.Value(os.MkdirTemp("", "engine"))(t)
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	return dir
 }

@@ -22,6 +22,7 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
 	"github.com/zarf-dev/zarf-registry/internal/oci"
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 // Layer is a layer as an engine has it. Its zero value is one of no bytes.
@@ -117,9 +118,7 @@ func (f File) write(tw *tar.Writer, name string) error {
 func (f Files) Bytes(t testing.TB) []byte {
 	t.Helper()
 	var buf bytes.Buffer
-	if err := f.Write(&buf); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, f.Write(&buf))
 	return buf.Bytes()
 }
 

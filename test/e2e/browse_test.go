@@ -126,9 +126,7 @@ func (w *world) browse(t *testing.T) string {
 		}
 	})
 	url, err := bufio.NewReader(out).ReadString('\n')
-	if err != nil {
-		t.Fatalf("images browse printed %q: %v: %s", url, err, errOut.String())
-	}
+	require.NoError(t, err, "images browse printed", url, errOut.String())
 	return strings.TrimSpace(url)
 }
 
@@ -147,9 +145,7 @@ func startBrowser(t *testing.T) *browser {
 	if err == nil {
 		err = driver.Start()
 	}
-	if err != nil {
-		t.Fatalf("%v: install it with hack/deps.sh clients", err)
-	}
+	require.NoError(t, err, "install it with hack/deps.sh clients")
 	t.Cleanup(func() {
 		stop()
 		_ = driver.Wait() // ended by a signal

@@ -31,9 +31,7 @@ func TestCell(t *testing.T) {
 		t.Skip("SKIPPED, NOTHING CHECKED: E2E_CELL is not set; run make matrix")
 	}
 	var c cell
-	if err := json.Unmarshal([]byte(text), &c); err != nil {
-		t.Fatalf("E2E_CELL: %v", err)
-	}
+	require.NoError(t, json.Unmarshal([]byte(text), &c), "E2E_CELL")
 	family, kubeProxy, _ := strings.Cut(c.Network, "/")
 	w := ownCluster(t, c.Cluster, layout{network: &network{Family: family, KubeProxy: kubeProxy}, args: c.Up})
 	w.helm = strings.TrimSpace(run(t, w.testcluster, "tool", c.Helm))

@@ -443,8 +443,7 @@ func newCorporate(t *testing.T) *corporate {
 			parent, parentKey = template, key
 		}
 		der := require.Value(x509.CreateCertificate(rand.Reader, template, parent, &key.PublicKey, parentKey))(t)
-		cert := require.Value(x509.ParseCertificate(der))(t)
-		return cert, key
+		return require.Value(x509.ParseCertificate(der))(t), key
 	}
 	encode := func(cert *x509.Certificate) []byte {
 		return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: cert.Raw})
@@ -490,13 +489,9 @@ func testPorts(t *testing.T, w *world) {
 		for _, p := range pods {
 			out, err := w.onNode(t, p.Spec.NodeName, "crictl", "inspect", "--output", "go-template", "--template",
 				"{{.info.pid}}", containerID(p))
-			if err != nil {
-				t.Fatalf("%v: %s", err, out)
-			}
+			require.NoError(t, err, out)
 			out, err = w.onNode(t, p.Spec.NodeName, "nsenter", "--net", "--target", strings.TrimSpace(out), "ss", "-Hlntu")
-			if err != nil {
-				t.Fatalf("%v: %s", err, out)
-			}
+			require.NoError(t, err, out)
 			var found []string
 			for line := range strings.Lines(out) {
 				fields := strings.Fields(line)

@@ -37,8 +37,7 @@ func TestChartTesting(t *testing.T) {
 	w.chartTestingNeeds(t)
 
 	must(t, "ct install installs and tests every values file", func(t *testing.T) {
-		config, err := filepath.Abs("../../ct.yaml")
-		require.NoError(t, err)
+		config := require.Value(filepath.Abs("../../ct.yaml"))(t)
 		// Each takes about a minute where several clusters share two cores.
 		cmd := w.longCommand(t, time.Duration(len(values))*6*time.Minute, ct, "install", "--config", config, "--charts",
 			chart, "--namespace", namespace, "--helm-extra-set-args", noRotation)
@@ -53,9 +52,7 @@ func TestChartTesting(t *testing.T) {
 		for i, values := range said.values {
 			t.Logf("figure: ct install of %s took %.1f s", values, said.took[i].Seconds())
 		}
-		if err != nil {
-			t.Fatalf("%v\n%s", err, said.text[max(0, len(said.text)-40000):])
-		}
+		require.NoError(t, err, said.text[max(0, len(said.text)-40000):])
 		if slices.Sort(said.values); !slices.Equal(said.values, values) {
 			t.Errorf("ct installed %v, want %v", said.values, values)
 		}
@@ -102,8 +99,7 @@ func recordHelm(t *testing.T, helm string) (program string, ran func() string) {
 	script := "#!/bin/bash\nset -o pipefail\n" + helm + ` "$@" | tee -a ` + record + "\n"
 	require.NoError(t, os.WriteFile(program, []byte(script), 0o700))
 	return program, func() string {
-		text := require.Value(os.ReadFile(record))(t)
-		return string(text)
+		return string(require.Value(os.ReadFile(record))(t))
 	}
 }
 

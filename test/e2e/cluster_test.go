@@ -24,9 +24,7 @@ func (w *world) addNode(t *testing.T, name string, args ...string) {
 	w.testClusterOnly(t)
 	gateway := func() string {
 		out, err := w.onNode(t, "cp", "ip", "-brief", "link", "show", "fabric0")
-		if err != nil {
-			t.Fatal(out, err)
-		}
+		require.NoError(t, err, out)
 		return out
 	}
 	before := gateway()

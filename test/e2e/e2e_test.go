@@ -181,14 +181,9 @@ func newWorld(t *testing.T, name string, l layout) *world {
 		w.name = name
 		w.up(t, l)
 	}
-	var err error
-	if w.config, err = clientcmd.BuildConfigFromFlags("", w.kubeconfig); err != nil {
-		t.Fatal(err)
-	}
+	w.config = require.Value(clientcmd.BuildConfigFromFlags("", w.kubeconfig))(t)
 	w.config.QPS, w.config.Burst = 100, 200
-	if w.client, err = kubernetes.NewForConfig(w.config); err != nil {
-		t.Fatal(err)
-	}
+	w.client = require.Value(kubernetes.NewForConfig(w.config))(t)
 	w.helm = built(t, "E2E_HELM")
 	w.kubectl = strings.TrimSpace(run(t, w.testcluster, "tool", "kubectl"))
 	list := require.Value(w.client.CoreV1().Nodes().List(t.Context(), metav1.ListOptions{}))(t)
@@ -297,9 +292,7 @@ func run(t *testing.T, name string, args ...string) string {
 func output(t *testing.T, cmd *exec.Cmd) string {
 	t.Helper()
 	out, errOut, err := try(cmd)
-	if err != nil {
-		t.Fatalf("%s: %v\n%s%s", strings.Join(cmd.Args, " "), err, out, errOut)
-	}
+	require.NoError(t, err, strings.Join(cmd.Args, " "), out, errOut)
 	return out
 }
 

@@ -39,9 +39,7 @@ func (o outside) run(t *testing.T, args ...string) (string, error) {
 func (o outside) must(t *testing.T, args ...string) string {
 	t.Helper()
 	out, err := o.run(t, args...)
-	if err != nil {
-		t.Fatalf("%s: %v: %s", strings.Join(args, " "), err, out)
-	}
+	require.NoError(t, err, strings.Join(args, " "), out)
 	return out
 }
 

@@ -253,9 +253,7 @@ func (f *flux) artifact(t *testing.T) (fluxArtifact, []byte) {
 	}
 	data, err := f.client.CoreV1().Services(fluxNamespace).ProxyGet("http", "source-controller", "http", from.Path,
 		nil).DoRaw(t.Context())
-	if err != nil {
-		t.Fatalf("downloading %s: %v: %s", a.URL, err, data)
-	}
+	require.NoError(t, err, "downloading", a.URL, data)
 	if sum := fmt.Sprintf("sha256:%x", sha256.Sum256(data)); sum != a.Digest {
 		t.Fatalf("what was downloaded has the digest %s, not %s", sum, a.Digest)
 	}

@@ -144,7 +144,5 @@ type collectedJSON struct {
 
 func decode(t *testing.T, text string, into any) {
 	t.Helper()
-	if err := json.Unmarshal([]byte(text), into); err != nil {
-		t.Fatalf("%v: %s", err, text)
-	}
+	require.NoError(t, json.Unmarshal([]byte(text), into), text)
 }

@@ -62,9 +62,7 @@ func (g *machine) follow(t *testing.T, page string) {
 		name, _, _ := strings.Cut(c.Script, "\n")
 		must(t, name, func(t *testing.T) {
 			out, err := g.run(t, c)
-			if err != nil {
-				t.Fatalf("%v\n%s", err, out)
-			}
+			require.NoError(t, err, out)
 			if !guide.Shown(c.Want, out) {
 				t.Errorf("output:\n%s\ndocs/%s shows:\n%s", out, page, strings.Join(c.Want, "\n"))
 			}

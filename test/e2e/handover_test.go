@@ -67,19 +67,14 @@ func (w *world) handsOver(t *testing.T, upgrade func(t *testing.T)) {
 func (w *world) proxyProgram(t *testing.T) (program, loader []byte) {
 	t.Helper()
 	dist := filepath.Join("..", "..", "internal", "payload", "embedded", "dist")
-	layer, err := os.Open(filepath.Join(dist, "registry-node-"+runtime.GOARCH+".tar.gz"))
-	require.NoError(t, err)
+	layer := require.Value(os.Open(filepath.Join(dist, "registry-node-"+runtime.GOARCH+".tar.gz")))(t)
 	defer layer.Close()
 	z, err := gzip.NewReader(layer)
 	require.NoError(t, err)
 	archive := tar.NewReader(z)
 	require.Value(archive.Next())(t)
-	if program, err = io.ReadAll(archive); err != nil {
-		t.Fatal(err)
-	}
-	if loader, err = os.ReadFile(filepath.Join(dist, "loader-"+runtime.GOARCH)); err != nil {
-		t.Fatal(err)
-	}
+	program = require.Value(io.ReadAll(archive))(t)
+	loader = require.Value(os.ReadFile(filepath.Join(dist, "loader-"+runtime.GOARCH)))(t)
 	return program, loader
 }
 

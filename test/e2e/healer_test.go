@@ -183,9 +183,7 @@ func (w *world) healersAreSmall(t *testing.T) {
 	found := 0
 	for _, node := range w.nodes {
 		out, err := w.onNode(t, node, "ps", "-eo", "rss=,args=")
-		if err != nil {
-			t.Fatalf("%v: %s", err, out)
-		}
+		require.NoError(t, err, out)
 		for line := range strings.Lines(out) {
 			kilobytes, args, _ := strings.Cut(strings.TrimSpace(line), " ")
 			if !strings.HasPrefix(strings.TrimSpace(args), "/program/registry-node heal ") {

@@ -222,15 +222,12 @@ func (h hostileImage) archive(t *testing.T, reference string) string {
 		return io.NopCloser(bytes.NewReader(content.Bytes())), nil
 	})
 	require.NoError(t, err)
-	image, err := mutate.AppendLayers(empty.Image, layer)
-	require.NoError(t, err)
+	image := require.Value(mutate.AppendLayers(empty.Image, layer))(t)
 	file, err := image.ConfigFile()
 	require.NoError(t, err)
 	file = file.DeepCopy()
 	file.OS, file.Architecture, file.Config = "linux", runtime.GOARCH, h.config
-	if image, err = mutate.ConfigFile(image, file); err != nil {
-		t.Fatal(err)
-	}
+	image = require.Value(mutate.ConfigFile(image, file))(t)
 	tag := require.Value(name.NewTag(reference))(t)
 	archive := filepath.Join(t.TempDir(), "image.tar")
 	require.NoError(t, tarball.WriteToFile(archive, tag, image))

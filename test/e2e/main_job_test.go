@@ -287,9 +287,7 @@ func testPushOutlivesPod(t *testing.T, w *world) {
 	w.stopOnce(t, push, "a part of a blob to be stored", func() bool { return w.stored(t).uploads >= 20<<20 })
 	w.deletePod(t, previous.Name, 0)
 	require.NoError(t, push.Process.Signal(syscall.SIGCONT))
-	if err := push.Wait(); err != nil {
-		t.Fatalf("%v: %s", err, errOut.String())
-	}
+	require.NoError(t, push.Wait(), errOut.String())
 	var results struct{ Items []struct{ BytesSent int64 } }
 	if err := json.Unmarshal(out.Bytes(), &results); err != nil || len(results.Items) != 1 {
 		t.Fatalf("%v: %s", err, out.String())
@@ -444,18 +442,14 @@ func testStalledDownloads(t *testing.T, w *world) {
 	w.push(t, w.makeArchive(t, "example.com/e2e/stalled:1", 8<<20))
 	before := w.restarts(t)
 	out, err := w.onNode(t, w.nodes[1], w.tool, "stall", "http://"+w.address, "e2e/stalled:1", "1000")
-	if err != nil {
-		t.Fatalf("%v: %s", err, out)
-	}
+	require.NoError(t, err, out)
 	var result struct {
 		Idle             time.Duration
 		Stalled, Slowest []time.Duration
 		Requests, Failed int
 		First            string
 	}
-	if err := json.Unmarshal([]byte(out), &result); err != nil {
-		t.Fatalf("%v: %s", err, out)
-	}
+	require.NoError(t, json.Unmarshal([]byte(out), &result), out)
 	t.Logf("figure: p99 of %d requests: idle %s, with 1000 stalled downloads %s; slowest %s", result.Requests, result.Idle,
 		result.Stalled, result.Slowest)
 	if result.Failed > 0 {
@@ -742,10 +736,7 @@ func (w *world) kubeconfigOfNobody(t *testing.T) string {
 	ca := filepath.Join(t.TempDir(), "ca.crt")
 	authority := w.config.CAData
 	if len(authority) == 0 {
-		var err error
-		if authority, err = os.ReadFile(w.config.CAFile); err != nil {
-			t.Fatal(err)
-		}
+		authority = require.Value(os.ReadFile(w.config.CAFile))(t)
 	}
 	require.NoError(t, os.WriteFile(ca, authority, 0o600))
 	content := fmt.Sprintf("apiVersion: v1\nkind: Config\nclusters: [{name: c, cluster: {server: %q, "+

@@ -37,9 +37,7 @@ func testMetrics(t *testing.T, w *world, exposed bool) {
 				require.NoError(t, os.WriteFile(file, []byte(withoutVersions(page)), 0o644))
 			}
 			captured, err := os.ReadFile(file)
-			if err != nil {
-				t.Fatalf("%v (go test ./test/e2e -run TestExpose -update captures it)", err)
-			}
+			require.NoError(t, err, "go test ./test/e2e -run TestExpose -update captures it")
 			want, got := metricNames(string(captured)), metricNames(page)
 			for _, name := range slices.Sorted(maps.Keys(want)) {
 				if !got[name] && !arbitrary.MatchString(name) && (exposed || !ofMore.MatchString(name)) {

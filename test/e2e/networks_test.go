@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/zarf-dev/zarf-registry/test/e2e/scenarios"
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 // network is the network of a test cluster.
@@ -79,9 +80,7 @@ func (w *world) onlyLoopbackAnswers(t *testing.T, node string) {
 	}
 	// Host ports do not show here, because they are iptables rules; listeners on the host network do.
 	out, err := w.onNode(t, node, "ss", "-Hltn", "sport = :31999")
-	if err != nil {
-		t.Fatalf("ss: %v: %s", err, out)
-	}
+	require.NoError(t, err, "ss", out)
 	for line := range strings.Lines(out) {
 		if local := strings.Fields(line)[3]; local != "[::1]:31999" && local != "127.0.0.1:31999" {
 			t.Errorf("node %s listens on %s", node, local)
@@ -94,9 +93,7 @@ func (w *world) onlyLoopbackAnswers(t *testing.T, node string) {
 func (w *world) globalAddresses(t *testing.T, node string) (addresses []string) {
 	t.Helper()
 	out, err := w.onNode(t, node, "ip", "-oneline", "address", "show", "scope", "global")
-	if err != nil {
-		t.Fatalf("ip: %v: %s", err, out)
-	}
+	require.NoError(t, err, "ip", out)
 	for line := range strings.Lines(out) {
 		address, _, _ := strings.Cut(strings.Fields(line)[3], "/")
 		addresses = append(addresses, address)

@@ -365,9 +365,7 @@ func (w *world) helmValues(t *testing.T, verb, values string) string {
 	t.Helper()
 	begin := time.Now()
 	out, errOut, err := try(w.chart(t, verb, w.valuesFile(t, verb, values)...))
-	if err != nil {
-		t.Fatalf("helm %s: %v: %s%s", verb, err, out, errOut)
-	}
+	require.NoError(t, err, "helm", verb, out, errOut)
 	t.Logf("figure: helm %s with node configuration returned after %.1f s", verb, time.Since(begin).Seconds())
 	return out + errOut
 }

@@ -178,10 +178,7 @@ func TestNights(t *testing.T) {
 	})
 	seed := uint64(time.Now().UnixNano())
 	if text := os.Getenv("E2E_SEED"); text != "" {
-		var err error
-		if seed, err = strconv.ParseUint(text, 10, 64); err != nil {
-			t.Fatal(err)
-		}
+		seed = require.Value(strconv.ParseUint(text, 10, 64))(t)
 	}
 	t.Logf("E2E_SEED=%d repeats the order", seed)
 	random := rand.New(rand.NewPCG(seed, 0))

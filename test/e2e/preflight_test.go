@@ -156,9 +156,7 @@ func (w *world) preflight(t *testing.T, code int, args ...string) (blockers int,
 		var printed struct {
 			Findings []struct{ Check, Severity, Object, Cause, Remedy string }
 		}
-		if err := json.Unmarshal([]byte(out), &printed); err != nil {
-			t.Fatalf("%v: %s", err, out)
-		}
+		require.NoError(t, json.Unmarshal([]byte(out), &printed), out)
 		for _, f := range printed.Findings {
 			if f.Check == "" || f.Cause == "" || f.Remedy == "" {
 				t.Errorf("incomplete finding: %+v", f)

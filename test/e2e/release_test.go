@@ -19,6 +19,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/images/graph"
 	"github.com/zarf-dev/zarf-registry/internal/release/state"
 	"github.com/zarf-dev/zarf-registry/test/distributiontest"
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 // The values for a mode. noMode is another value: helm upgrade without any reuses those of the last
@@ -75,14 +76,8 @@ func (w *world) helmChartFails(t *testing.T, words []string, verb string, args .
 func (w *world) saved(t *testing.T) state.State {
 	t.Helper()
 	secret, err := w.client.CoreV1().Secrets(w.namespace).Get(t.Context(), release+"-state", metav1.GetOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	s, err := state.Decode(secret.Data[state.Key])
-	if err != nil {
-		t.Fatal(err)
-	}
-	return s
+	require.NoError(t, err)
+	return require.Value(state.Decode(secret.Data[state.Key]))(t)
 }
 
 // isIn fails unless the cluster is in that mode, chosen by that source, and verified on every node.
@@ -150,10 +145,7 @@ func connectedRegistry(t *testing.T) string {
 // noise.
 func (w *world) makeArchive(t *testing.T, reference string, noise int) string {
 	t.Helper()
-	program, err := os.ReadFile(w.tool)
-	if err != nil {
-		t.Fatal(err)
-	}
+	program := require.Value(os.ReadFile(w.tool))(t)
 	x := uint64(time.Now().UnixNano())
 	for range noise / 8 {
 		x ^= x << 13
@@ -183,18 +175,11 @@ func writeArchive(t *testing.T, files map[string][]byte) string {
 	var list []graph.Image
 	for reference, content := range files {
 		file := filepath.Join(dir, fmt.Sprint(len(list)))
-		if err := os.WriteFile(file, content, 0o755); err != nil {
-			t.Fatal(err)
-		}
-		layer, err := build.FileLayer("tool", file)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, os.WriteFile(file, content, 0o755))
+		layer := require.Value(build.FileLayer("tool", file))(t)
 		image, err := build.Image(store, build.Spec{Reference: reference, Entrypoint: []string{"/tool"}},
 			build.Variant{Architecture: "amd64", Layers: []build.Layer{layer}})
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		list = append(list, image)
 	}
 	return writeImages(t, store, list...)
@@ -204,9 +189,7 @@ func writeArchive(t *testing.T, files map[string][]byte) string {
 func writeImages(t *testing.T, store *graph.Store, list ...graph.Image) string {
 	t.Helper()
 	archive := filepath.Join(t.TempDir(), "image.tar")
-	if err := images.WriteArchive(t.Context(), archive, store, list...); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, images.WriteArchive(t.Context(), archive, store, list...))
 	return archive
 }
 

@@ -178,9 +178,7 @@ func (c pushClient) do(t *testing.T, status int, method, path string, body []byt
 	credential := c.w.secret(t, "-credentials").Data
 	request.SetBasicAuth(string(credential["username"]), string(credential["password"]))
 	response, err := c.Do(request)
-	if err != nil {
-		t.Fatalf("%s %s: %v", method, path, err)
-	}
+	require.NoError(t, err, method, path)
 	defer response.Body.Close()
 	answer, err := io.ReadAll(response.Body)
 	if err != nil || response.StatusCode != status {

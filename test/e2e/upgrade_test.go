@@ -65,9 +65,7 @@ func (w *world) digests(t *testing.T) map[string]string {
 		Items []struct{ Reference, Digest string }
 	}
 	out := output(t, w.command(t, w.hook, "images", "list", "-n", namespace, "--output=json"))
-	if err := json.Unmarshal([]byte(out), &list); err != nil {
-		t.Fatalf("%v: %s", err, out)
-	}
+	require.NoError(t, json.Unmarshal([]byte(out), &list), out)
 	found := map[string]string{}
 	for _, image := range list.Items {
 		if strings.Contains(image.Reference, "/e2e/") {

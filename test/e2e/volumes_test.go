@@ -88,8 +88,7 @@ func (w *world) interrupted(t *testing.T, words []string, args ...string) (step,
 	defer log.Close()
 	cmd.Stdout, cmd.Stderr = log, log
 	read := func() string {
-		content := require.Value(os.ReadFile(log.Name()))(t)
-		return string(content)
+		return string(require.Value(os.ReadFile(log.Name()))(t))
 	}
 	require.NoError(t, cmd.Start())
 	defer func() {

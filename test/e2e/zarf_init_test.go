@@ -194,8 +194,7 @@ spec: {interval: 1h, url: "oci://example.com/zarf/first", ref: {tag: "1"}}
 func (z *zarf) examplePackage(t *testing.T) string {
 	t.Helper()
 	dir := t.TempDir()
-	program, err := os.Open(z.w.hook)
-	require.NoError(t, err)
+	program := require.Value(os.Open(z.w.hook))(t)
 	defer program.Close()
 	installer, err := os.Create(filepath.Join(dir, "zarf-registry"))
 	require.NoError(t, err)

@@ -281,9 +281,7 @@ func (m *migration) list(t *testing.T, password string, args ...string) map[stri
 		Items []struct{ Reference, Digest string }
 	}
 	out := m.images(t, password, append([]string{"list", "--output=json"}, args...)...)
-	if err := json.Unmarshal([]byte(out), &listed); err != nil {
-		t.Fatalf("%v: %s", err, out)
-	}
+	require.NoError(t, json.Unmarshal([]byte(out), &listed), out)
 	digests := map[string]string{}
 	for _, image := range listed.Items {
 		_, name, _ := strings.Cut(image.Reference, "/")

@@ -28,6 +28,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/images/remote"
 	"github.com/zarf-dev/zarf-registry/internal/oci"
 	"github.com/zarf-dev/zarf-registry/test/distributiontest"
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 // Registry is distribution's registry behind TLS. Only writing needs the credential.
@@ -51,10 +52,7 @@ func (r Registry) NewClient(t *testing.T, change func(*remote.Options)) *remote.
 	if change != nil {
 		change(&opts)
 	}
-	reg, err := remote.New(opts)
-	if err != nil {
-		t.Fatal(err)
-	}
+	reg := require.Value(remote.New(opts))(t)
 	t.Cleanup(reg.Close)
 	return reg
 }
@@ -62,23 +60,14 @@ func (r Registry) NewClient(t *testing.T, change func(*remote.Options)) *remote.
 // Get reads a manifest or blob back, as a container runtime would.
 func (r Registry) Get(t *testing.T, path string) []byte {
 	t.Helper()
-	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, r.URL+"/v2/"+path, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	req := require.Value(http.NewRequestWithContext(t.Context(), http.MethodGet, r.URL+"/v2/"+path, nil))(t)
 	for _, mediaType := range []string{ocispec.MediaTypeImageManifest, ocispec.MediaTypeImageIndex,
 		oci.MediaTypeDockerManifest, oci.MediaTypeDockerManifestList} {
 		req.Header.Add("Accept", mediaType)
 	}
-	resp, err := r.Client().Do(req)
-	if err != nil {
-		t.Fatal(err)
-	}
+	resp := require.Value(r.Client().Do(req))(t)
 	defer resp.Body.Close()
-	body, err := io.ReadAll(resp.Body)
-	if err != nil {
-		t.Fatal(err)
-	}
+	body := require.Value(io.ReadAll(resp.Body))(t)
 	if resp.StatusCode != http.StatusOK {
 		t.Fatalf("GET %s: %s: %s", path, resp.Status, body)
 	}
@@ -89,9 +78,7 @@ func (r Registry) Get(t *testing.T, path string) []byte {
 func (r Registry) CheckWhole(t *testing.T, src content.Fetcher, image graph.Image) {
 	t.Helper()
 	repository, tag, err := name.Repository(image.Reference)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	if got := digest.FromBytes(r.Get(t, repository+"/manifests/"+tag)); got != image.Descriptor.Digest {
 		t.Errorf("%s has digest %s in the registry, want %s", image.Reference, got, image.Descriptor.Digest)
 	}
@@ -109,10 +96,7 @@ func (r Registry) CheckWhole(t *testing.T, src content.Fetcher, image graph.Imag
 // Open opens what a test closes at its end, such as a source of images.
 func Open[C io.Closer](t *testing.T, open func(context.Context, string) (C, error), path string) C {
 	t.Helper()
-	c, err := open(t.Context(), path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := require.Value(open(t.Context(), path))(t)
 	t.Cleanup(func() {
 		if err := c.Close(); err != nil {
 			t.Error(err)
@@ -176,16 +160,12 @@ func Tar(t testing.TB, files ...File) []byte {
 				header.Typeflag = tar.TypeSymlink
 			}
 		}
-		if err := tw.WriteHeader(header); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, tw.WriteHeader(header))
 		if _, err := tw.Write(f.Data); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if err := tw.Close(); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, tw.Close())
 	return buf.Bytes()
 }
 
@@ -197,19 +177,14 @@ func Gzip(t testing.TB, b []byte) []byte {
 	if _, err := z.Write(b); err != nil {
 		t.Fatal(err)
 	}
-	if err := z.Close(); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, z.Close())
 	return buf.Bytes()
 }
 
 // Zstd compresses data.
 func Zstd(t testing.TB, b []byte) []byte {
 	t.Helper()
-	z, err := zstd.NewWriter(nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	z := require.Value(zstd.NewWriter(nil))(t)
 	defer func() { _ = z.Close() }()
 	return z.EncodeAll(b, nil)
 }
@@ -217,20 +192,14 @@ func Zstd(t testing.TB, b []byte) []byte {
 // JSON encodes a value.
 func JSON(t testing.TB, v any) []byte {
 	t.Helper()
-	raw, err := json.Marshal(v)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return raw
+	return require.Value(json.Marshal(v))(t)
 }
 
 // Temp writes a file, and returns its path.
 func Temp(t *testing.T, name string, b []byte) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), name)
-	if err := os.WriteFile(path, b, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.WriteFile(path, b, 0o600))
 	return path
 }
 
@@ -257,19 +226,13 @@ func Layout(t testing.TB, store *graph.Store, listed ...ocispec.Descriptor) []Fi
 // Nodes returns an image and everything that it refers to, dependencies first.
 func Nodes(t testing.TB, src content.Fetcher, root ocispec.Descriptor) []ocispec.Descriptor {
 	t.Helper()
-	nodes, err := graph.Nodes(t.Context(), src, root)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return nodes
+	return require.Value(graph.Nodes(t.Context(), src, root))(t)
 }
 
 // Decode reads JSON content.
 func Decode[T any](t testing.TB, src content.Fetcher, desc ocispec.Descriptor) (v T) {
 	t.Helper()
-	if err := graph.FetchJSON(t.Context(), src, desc, &v); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, graph.FetchJSON(t.Context(), src, desc, &v))
 	return v
 }
 
@@ -299,12 +262,8 @@ func WriteLayout(t *testing.T, files []File) string {
 	dir := t.TempDir()
 	for _, f := range files {
 		path := filepath.Join(dir, filepath.FromSlash(f.Name))
-		if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(path, f.Data, 0o600); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, os.MkdirAll(filepath.Dir(path), 0o700))
+		require.NoError(t, os.WriteFile(path, f.Data, 0o600))
 	}
 	return dir
 }
@@ -312,11 +271,7 @@ func WriteLayout(t *testing.T, files []File) string {
 // Fetch reads content.
 func Fetch(t testing.TB, src content.Fetcher, desc ocispec.Descriptor) []byte {
 	t.Helper()
-	b, err := content.FetchAll(t.Context(), src, desc)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return b
+	return require.Value(content.FetchAll(t.Context(), src, desc))(t)
 }
 
 // DockerImage is an element of a docker archive's manifest.json.

@@ -22,6 +22,8 @@ import (
 	"slices"
 	"sync"
 	"testing"
+
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 // Recording is what a program has done. It is safe for concurrent use while the program runs.
@@ -274,9 +276,7 @@ func (c Cut) Restore(t testing.TB) (dir string) {
 	} else {
 		t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	}
-	if err := c.write(dir); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, c.write(dir))
 	return dir
 }
 

@@ -14,6 +14,8 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 // Process is a program that is being recorded.
@@ -30,18 +32,13 @@ type Process struct {
 // child.
 func Start(t testing.TB, dir string, variables []string, argv ...string) *Process {
 	t.Helper()
-	output, err := os.Create(filepath.Join(t.TempDir(), "output"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	output := require.Value(os.Create(filepath.Join(t.TempDir(), "output")))(t)
 	defer output.Close()
 	p, err := start(dir, argv, append(os.Environ(), variables...), output)
 	if errors.Is(err, os.ErrPermission) || errors.Is(err, errors.ErrUnsupported) || errors.Is(err, unix.EIO) {
 		t.Skipf("NOT TESTED: file operations cannot be recorded here, because processes may not be traced: %v", err)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	t.Cleanup(func() { _ = p.Kill() })
 	return p
 }

@@ -113,8 +113,6 @@ func run(t *testing.T, name string, args ...string) string {
 	command.Env = append(os.Environ(), "CGO_ENABLED=0")
 	command.Stderr = os.Stderr
 	output, err := command.Output()
-	if err != nil {
-		t.Fatalf("%s: %v", command, err)
-	}
+	require.NoError(t, err, command)
 	return strings.TrimSpace(string(output))
 }

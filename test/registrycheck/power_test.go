@@ -22,9 +22,7 @@ const ext4Size, xfsSize = 64 << 20, 320 << 20
 const goDown, noFlush = 0x8004587d, 2
 
 func (c *cluster) mountMemory(dir, options string) {
-	if err := syscall.Mount("tmpfs", dir, "tmpfs", 0, options); err != nil {
-		c.t.Fatalf("mount a volume at %s: %v: run as root", dir, err)
-	}
+	require.NoError(c.t, syscall.Mount("tmpfs", dir, "tmpfs", 0, options), "mount a volume at", dir, "run as root")
 	c.t.Cleanup(func() {
 		if err := syscall.Unmount(dir, syscall.MNT_DETACH); err != nil {
 			c.t.Errorf("unmount %s: %v", dir, err)

@@ -21,6 +21,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/net/tlsfiles/tlsfilestest"
 	"github.com/zarf-dev/zarf-registry/internal/pki"
 	"github.com/zarf-dev/zarf-registry/internal/registry"
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 // Name is the DNS name in the registry's certificate.
@@ -52,27 +53,18 @@ func Start(t testing.TB, ca *tlsfilestest.CA, changes ...func(*registry.Options)
 	silence()
 	dir := t.TempDir()
 	tlsDir := filepath.Join(dir, "tls")
-	if err := os.Mkdir(tlsDir, 0o700); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.Mkdir(tlsDir, 0o700))
 	tlsfilestest.WriteSecret(t, tlsDir, ca.Files(t, pki.OrganizationServer, []string{Name}))
 	write := func(name, text string) string {
 		name = filepath.Join(dir, name)
-		if err := os.WriteFile(name, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, os.WriteFile(name, []byte(text), 0o600))
 		return name
 	}
 	root := filepath.Join(dir, "storage")
 	config, err := registry.LoadConfig(write("config.yml",
 		"version: 0.1\nstorage: {filesystem: {rootdirectory: "+root+"}}\n"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	hash, err := bcrypt.GenerateFromPassword([]byte(Password), bcrypt.MinCost)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
+	hash := require.Value(bcrypt.GenerateFromPassword([]byte(Password), bcrypt.MinCost))(t)
 	o := registry.Options{
 		Config: config, TLSDir: tlsDir, Listen: freeport.Loopback(t), LoopbackListen: freeport.Loopback(t),
 		Htpasswd: write("htpasswd", Username+":"+string(hash)+"\n"), Log: slog.New(slog.DiscardHandler),
@@ -81,10 +73,7 @@ func Start(t testing.TB, ca *tlsfilestest.CA, changes ...func(*registry.Options)
 		change(&o)
 	}
 	r := &Registry{Address: o.Listen, Loopback: o.LoopbackListen, Root: root, Options: o, ca: ca}
-	server, err := registry.Open(o)
-	if err != nil {
-		t.Fatal(err)
-	}
+	server := require.Value(registry.Open(o))(t)
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
 	go func() { ended <- server.Serve(ctx) }()
@@ -123,9 +112,7 @@ func (r *Registry) Pusher(t testing.TB) *remote.Registry {
 		Host: r.Address, TLS: r.TLS(t, pki.OrganizationPush),
 		Credential: auth.StaticCredential(r.Address, auth.Credential{Username: Username, Password: Password}),
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	t.Cleanup(client.Close)
 	return client
 }
@@ -135,9 +122,6 @@ func (r *Registry) TLS(t testing.TB, organization string) *tls.Config {
 	t.Helper()
 	dir := t.TempDir()
 	tlsfilestest.WriteSecret(t, dir, r.ca.Files(t, organization, nil))
-	source, err := tlsfiles.Open(dir, tlsfiles.WithLogger(slog.New(slog.DiscardHandler)))
-	if err != nil {
-		t.Fatal(err)
-	}
+	source := require.Value(tlsfiles.Open(dir, tlsfiles.WithLogger(slog.New(slog.DiscardHandler))))(t)
 	return tlsfiles.ClientConfig(source.Current(), Name)
 }

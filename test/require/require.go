@@ -3,12 +3,18 @@ package require
 
 import "testing"
 
-// NoError ends the test if err is not nil.
-func NoError(t testing.TB, err error) {
+// NoError ends the test if err is not nil, and prints what the error is about.
+func NoError(t testing.TB, err error, about ...any) {
 	t.Helper()
-	if err != nil {
-		t.Fatal(err)
+	if err == nil {
+		return
 	}
+	for i, value := range about {
+		if text, is := value.([]byte); is {
+			about[i] = string(text)
+		}
+	}
+	t.Fatal(append([]any{err}, about...)...)
 }
 
 // Value returns a function that returns value, or ends the test if err is not nil:

@@ -121,9 +121,7 @@ func (s *sopsDir) try(t *testing.T, script string, env ...string) (stdout, stder
 func (s *sopsDir) sh(t *testing.T, script string, env ...string) string {
 	t.Helper()
 	out, errOut, err := s.try(t, script, env...)
-	if err != nil {
-		t.Fatalf("%s: %v\n%s", script, err, errOut)
-	}
+	require.NoError(t, err, script, errOut)
 	return out
 }
 
@@ -134,8 +132,7 @@ func (s *sopsDir) write(t *testing.T, name, content string) {
 
 func (s *sopsDir) read(t *testing.T, name string) string {
 	t.Helper()
-	content := require.Value(os.ReadFile(filepath.Join(s.dir, name)))(t)
-	return string(content)
+	return string(require.Value(os.ReadFile(filepath.Join(s.dir, name)))(t))
 }
 
 // registriesMap returns a registries.yaml with all users.

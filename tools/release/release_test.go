@@ -271,7 +271,5 @@ func read(t *testing.T, name string, into any) {
 	content := require.Value(os.ReadFile(name))(t)
 	d := json.NewDecoder(bytes.NewReader(content))
 	d.DisallowUnknownFields()
-	if err := d.Decode(into); err != nil {
-		t.Fatalf("%s: %v", name, err)
-	}
+	require.NoError(t, d.Decode(into), name)
 }

@@ -28,8 +28,7 @@ func TestTheProbeHasANameForEachWay(t *testing.T) {
 		t.Skip("needs embedded programs: run make payload")
 	}
 	r := &Registry{log: slog.New(slog.DiscardHandler), missing: "of a test"}
-	list, err := r.images()
-	require.NoError(t, err)
+	list := require.Value(r.images())(t)
 	digests := map[string]string{}
 	for _, image := range list {
 		digests[strings.TrimPrefix(image.Reference, "docker.io/")] = image.Descriptor.Digest.String()
@@ -54,9 +53,7 @@ func TestTheProbeHasANameForEachWay(t *testing.T) {
 	if r.own.Architecture != runtime.GOARCH {
 		t.Errorf("init-hook's own image is for %s", r.own.Architecture)
 	}
-	if list, err = r.images(); err != nil {
-		t.Fatal(err)
-	}
+	list = require.Value(r.images())(t)
 	if !slices.ContainsFunc(list, func(i graph.Item) bool {
 		return i.Reference == "docker.io/zarf-registry/init-hook:"+version.Version &&
 			r.own.Reference == "zarf-registry/init-hook:"+version.Version+"@"+i.Descriptor.Digest.String()

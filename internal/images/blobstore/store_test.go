@@ -395,9 +395,7 @@ func TestDamagedBlobs(t *testing.T) {
 				s = setUp()
 				source := openStore(t, t.TempDir(), Options{})
 				put(t, source, 1, len(raw))
-				if err := s.Link(ctx, desc, source); err != nil {
-					t.Fatal("Link:", err)
-				}
+				require.NoError(t, s.Link(ctx, desc, source))
 				mustBeRight(s)
 
 				source = setUp()
@@ -748,8 +746,7 @@ func TestLink(t *testing.T) {
 	linked := func(t *testing.T, a, b *Store, desc ocispec.Descriptor) bool {
 		t.Helper()
 		one := require.Value(os.Stat(a.path(desc.Digest)))(t)
-		two := require.Value(os.Stat(b.path(desc.Digest)))(t)
-		return os.SameFile(one, two)
+		return os.SameFile(one, require.Value(os.Stat(b.path(desc.Digest)))(t))
 	}
 	for name, tt := range map[string]struct {
 		before func(t *testing.T, s *Store, raw []byte, desc ocispec.Descriptor)

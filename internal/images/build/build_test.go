@@ -356,6 +356,5 @@ func TestWriteArchive(t *testing.T) {
 
 func gunzip(t *testing.T, b []byte) []byte {
 	t.Helper()
-	z := require.Value(gzip.NewReader(bytes.NewReader(b)))(t)
-	return require.Value(io.ReadAll(z))(t)
+	return require.Value(io.ReadAll(require.Value(gzip.NewReader(bytes.NewReader(b)))(t)))(t)
 }

@@ -54,8 +54,7 @@ func save(ctx context.Context, t *testing.T, c *Client, refs ...string) (string,
 	file := require.Value(os.Create(filepath.Join(t.TempDir(), "docker.tar")))(t)
 	defer file.Close()
 	missing, saveErr := c.Save(ctx, refs, file)
-	raw := require.Value(os.ReadFile(file.Name()))(t)
-	return string(raw), errors.Join(missing, saveErr)
+	return string(require.Value(os.ReadFile(file.Name()))(t)), errors.Join(missing, saveErr)
 }
 
 func TestSave(t *testing.T) {

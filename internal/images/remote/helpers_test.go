@@ -173,8 +173,7 @@ func (r testRegistry) get(t testing.TB, path string) ([]byte, int) {
 	t.Helper()
 	resp := require.Value(r.Client().Get(r.URL + "/v2/" + path))(t)
 	defer resp.Body.Close()
-	b := require.Value(io.ReadAll(resp.Body))(t)
-	return b, resp.StatusCode
+	return require.Value(io.ReadAll(resp.Body))(t), resp.StatusCode
 }
 
 // pull reads a blob through the client.

@@ -340,9 +340,7 @@ func faultyRun(t *testing.T, seed uint64, registry testRegistry, fronts *sync.Ma
 		}
 		_, err := repo.PushBlob(t.Context(), desc, "", open, nil)
 		if permanent == "" {
-			if err != nil {
-				t.Fatalf("seed %d: pushing %d bytes: %v", seed, size, err)
-			}
+			require.NoError(t, err, "seed", seed, "pushing", size, "bytes")
 			registry.has(t, name, b)
 			offset := int64(rng.IntN(size + 1))
 			got, err := pull(t.Context(), repo, desc, offset)

@@ -454,8 +454,7 @@ func TestMemoryIsFlat(t *testing.T) {
 	const size, limit = 256 << 20, 8 << 20
 	path, desc := largeFile(t, size)
 	// A server of few words: what it allocates would count as well.
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
+	listener := require.Value(net.Listen("tcp", "127.0.0.1:0"))(t)
 	defer listener.Close()
 	go swallow(listener, size)
 	reg, err := New(Options{Host: listener.Addr().String(), PlainHTTP: true})

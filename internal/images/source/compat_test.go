@@ -58,9 +58,7 @@ func craneIndex(t *testing.T, architectures ...string) ggcr.ImageIndex {
 		require.NoError(t, err)
 		config = config.DeepCopy()
 		config.OS, config.Architecture = "linux", architecture
-		if image, err = mutate.ConfigFile(image, config); err != nil {
-			t.Fatal(err)
-		}
+		image = require.Value(mutate.ConfigFile(image, config))(t)
 		index = mutate.AppendManifests(index, mutate.IndexAddendum{
 			Add:        image,
 			Descriptor: ggcr.Descriptor{Platform: &ggcr.Platform{OS: "linux", Architecture: architecture}},

@@ -192,8 +192,7 @@ func TestRealEngine(t *testing.T) {
 		t.Skipf("needs an engine: set DOCKER_HOST to one, or start docker: %v", err)
 	}
 	defer engine.Close()
-	api, err := client.New(client.WithHost(engine.Host()))
-	require.NoError(t, err)
+	api := require.Value(client.New(client.WithHost(engine.Host())))(t)
 	defer api.Close()
 	const first, second = "zarf-registry-test/one:1", "zarf-registry-test/two:2"
 	shared := dockerdaemontest.Layer{Data: imagestest.Tar(t, imagestest.File{Name: "shared", Data: imagestest.Noise(1, 100_000)})}

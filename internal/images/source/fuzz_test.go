@@ -122,9 +122,7 @@ func checkArchive(t *testing.T, dir string, b []byte) {
 		t.Error("an unreadable blob was written")
 	}
 	read, err := Open(t.Context(), again)
-	if err != nil {
-		t.Fatalf("the written archive cannot be read: %v", err)
-	}
+	require.NoError(t, err, "the written archive cannot be read")
 	defer read.Close()
 	if got, want := imagesByName(read), imagesByName(src); !reflect.DeepEqual(got, want) {
 		t.Errorf("after writing and reading again, the images are\n%v, want\n%v", got, want)

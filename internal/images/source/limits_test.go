@@ -90,8 +90,7 @@ func TestDamagedCompressedArchives(t *testing.T) {
 func TestUnpackingEndsWithTheContext(t *testing.T) {
 	const size = 1 << 30
 	path := imagestest.Temp(t, "archive", nil)
-	file, err := os.OpenFile(path, os.O_WRONLY, 0)
-	require.NoError(t, err)
+	file := require.Value(os.OpenFile(path, os.O_WRONLY, 0))(t)
 	z, err := zstd.NewWriter(file, zstd.WithEncoderLevel(zstd.SpeedFastest))
 	require.NoError(t, err)
 	tw := tar.NewWriter(z)

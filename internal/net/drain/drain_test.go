@@ -21,8 +21,7 @@ func pair(t *testing.T, d *Deliveries) (server *Conn, client *net.TCPConn) {
 	client = c.(*net.TCPConn)
 	t.Cleanup(func() { client.Close() })
 	require.NoError(t, client.SetReadBuffer(4<<10))
-	accepted := require.Value(d.Listener(l).Accept())(t)
-	return accepted.(*Conn), client
+	return require.Value(d.Listener(l).Accept())(t).(*Conn), client
 }
 
 // fill writes until the send queue is full, and returns what was written.

@@ -26,8 +26,7 @@ func open(t *testing.T, files tlsfilestest.Files) (*Source, string) {
 	t.Helper()
 	dir := t.TempDir()
 	tlsfilestest.WriteSecret(t, dir, files)
-	source := require.Value(Open(dir, WithLogger(slog.New(slog.DiscardHandler))))(t)
-	return source, dir
+	return require.Value(Open(dir, WithLogger(slog.New(slog.DiscardHandler))))(t), dir
 }
 
 func replace(t *testing.T, source *Source, dir string, files tlsfilestest.Files) {
@@ -166,8 +165,7 @@ func TestResumption(t *testing.T) {
 			config.MaxVersion = max
 			resumed := func() bool {
 				t.Helper()
-				state := require.Value(dial(address, config))(t)
-				return state.DidResume
+				return require.Value(dial(address, config))(t).DidResume
 			}
 
 			if resumed() {

@@ -205,9 +205,7 @@ func (f *fixture) do(t *testing.T, method, path string, headers ...string) (resp
 		request.Header.Set(headers[i], headers[i+1])
 	}
 	response, err = f.client.Do(request)
-	if err != nil {
-		t.Fatalf("%s %s: %v", method, path, err)
-	}
+	require.NoError(t, err, method, path)
 	defer response.Body.Close()
 	body, err = io.ReadAll(response.Body)
 	return response, body, err

@@ -130,9 +130,7 @@ func TestAnInstallationReadsNoNodes(t *testing.T) {
 	p := &proxies{generation: map[string]string{"n1": "2", "n2": "2"}, strategy: `"type":"OnDelete"`,
 		down: map[string]bool{"n1": true, "n2": true}, absent: 1}
 	client := &Client{HTTP: inMemory(t, p.serve), URL: inMemoryURL, Namespace: "zarf", Release: "zarf-registry"}
-	if err := client.continueRollouts(t.Context(), &p.served, func(string, ...any) {}); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, client.continueRollouts(t.Context(), &p.served, func(string, ...any) {}))
 	if p.nodesRead > 0 || p.served.IsZero() {
 		t.Errorf("read %d nodes; the rollout was seen at %v", p.nodesRead, p.served)
 	}

@@ -114,9 +114,7 @@ func TestKilledAtEveryCall(t *testing.T) {
 				wholeFiles(t, where, contents(snapshot(t, host)), old, end)
 
 				plan, err := run(options(host), w)
-				if err != nil {
-					t.Fatalf("%s: the next run: %v", where, err)
-				}
+				require.NoError(t, err, where, "the next run")
 				if got := contents(snapshot(t, host)); got.String() != end.String() {
 					t.Fatalf("%s: after the next run the tree is\n%s\nwant\n%s", where, got, end)
 				}

@@ -165,9 +165,7 @@ func TestEncode(t *testing.T) {
 				t.Errorf("%d bytes", len(data))
 			}
 			var got noderuntime.Report
-			if err := json.Unmarshal(data, &got); err != nil {
-				t.Fatalf("%v\n%s", err, data)
-			}
+			require.NoError(t, json.Unmarshal(data, &got), data)
 			if got.Written != 3 || len(got.CA) != 2 || (got.Error == "") != (tt.err == "") || got.Registries == nil {
 				t.Errorf("got %+v", got)
 			}

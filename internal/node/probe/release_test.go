@@ -78,8 +78,7 @@ func material(t *testing.T, ca *tlsfilestest.CA, organization string) *tlsfiles.
 	t.Helper()
 	dir := t.TempDir()
 	tlsfilestest.WriteSecret(t, dir, ca.Files(t, organization, nil))
-	source := require.Value(tlsfiles.Open(dir, tlsfiles.WithLogger(slog.New(slog.DiscardHandler))))(t)
-	return source.Current()
+	return require.Value(tlsfiles.Open(dir, tlsfiles.WithLogger(slog.New(slog.DiscardHandler))))(t).Current()
 }
 
 // serve starts a server in the place of the registry, and returns its address.

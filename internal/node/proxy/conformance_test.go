@@ -153,9 +153,7 @@ func (c *cluster) request(status int, method, path string, headers ...string) re
 		response := require.Value(client.Do(request))(c.t)
 		defer response.Body.Close()
 		body, err := io.ReadAll(response.Body)
-		if err != nil {
-			c.t.Fatalf("%s %s: %v", method, path, err)
-		}
+		require.NoError(c.t, err, method, path)
 		return read{response, body}
 	}
 	transport := &http.Transport{DisableCompression: true}

@@ -21,6 +21,7 @@ import (
 	"time"
 
 	"github.com/zarf-dev/zarf-registry/internal/net/hopbyhop"
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 // sight is a request that the registry received.
@@ -295,9 +296,7 @@ func FuzzAnswer(f *testing.F) {
 		reader := bufio.NewReader(bytes.NewReader(data))
 		for {
 			want, err := http.ReadResponse(reader, nil)
-			if err != nil {
-				t.Fatalf("the client got %s, but the registry sent no valid response: %v", response.Status, err)
-			}
+			require.NoError(t, err, "the client got", response.Status, "but the registry sent no valid response")
 			if want.StatusCode < 200 {
 				continue
 			}

@@ -374,9 +374,7 @@ func exchange(t *testing.T, f *fixture, send string) string {
 	_ = c.SetDeadline(time.Now().Add(longest))
 	require.Value(io.WriteString(c, send))(t)
 	got, err := io.ReadAll(c)
-	if err != nil {
-		t.Fatalf("%v after %q", err, got)
-	}
+	require.NoError(t, err, "after", got)
 	return string(got)
 }
 

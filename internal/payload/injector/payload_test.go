@@ -52,8 +52,7 @@ func compress(t *testing.T, data []byte) []byte {
 
 func inflate(t *testing.T, layer []byte) []byte {
 	t.Helper()
-	r := require.Value(gzip.NewReader(bytes.NewReader(layer)))(t)
-	return require.Value(io.ReadAll(r))(t)
+	return require.Value(io.ReadAll(require.Value(gzip.NewReader(bytes.NewReader(layer)))(t)))(t)
 }
 
 func wantError(t *testing.T, err error, want string) {
@@ -271,8 +270,7 @@ func TestEncodeInflated(t *testing.T) {
 	content := require.Value(injector.Inflate(node.Name, layer))(t)
 	encode := func(layer []byte, content injector.Inflated) string {
 		t.Helper()
-		payload := require.Value(injector.EncodeInflated(node, layer, []byte("loader"), content))(t)
-		return string(payload.Manifest)
+		return string(require.Value(injector.EncodeInflated(node, layer, []byte("loader"), content))(t).Manifest)
 	}
 	if got, want := encode(layer, content), encode(layer, injector.Inflated{}); got != want {
 		t.Errorf("with its content, the manifest is\n%s\nwant\n%s", got, want)

@@ -11,6 +11,7 @@ import (
 	storagedriver "github.com/distribution/distribution/v3/registry/storage/driver"
 
 	"github.com/zarf-dev/zarf-registry/internal/registry/content"
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 // countingDriver counts how many files are read at once.
@@ -44,17 +45,12 @@ func TestMarkingReadsInParallel(t *testing.T) {
 	}
 	driver := &countingDriver{StorageDriver: memory.StorageDriver}
 	stored := &content.Inventory{Driver: driver}
-	if err := stored.Read(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, stored.Read(t.Context()))
 	if driver.max < 2 || len(stored.Tagged) != 20 {
 		t.Errorf("read %d of 20 tags, %d at once", len(stored.Tagged), driver.max)
 	}
 	driver.max = 0
-	m, err := mark(t.Context(), stored, true, time.Now(), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	m := require.Value(mark(t.Context(), stored, true, time.Now(), nil))(t)
 	kept := 0
 	for _, b := range m.Blobs {
 		if b.Keep {

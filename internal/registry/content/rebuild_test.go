@@ -10,6 +10,7 @@ import (
 	"github.com/opencontainers/go-digest"
 
 	"github.com/zarf-dev/zarf-registry/internal/registry/storage"
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 // Damaged links are left to the next push.
@@ -28,9 +29,7 @@ func TestDamagedLinksDoNotPreventARebuild(t *testing.T) {
 		storage.RevisionPath("a", digest.SHA512.FromString("x")):  "",
 		storage.LayerPath("a", digest.SHA512.FromString("layer")): "",
 	} {
-		if err := s.Driver.PutContent(t.Context(), path, []byte(text)); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, s.Driver.PutContent(t.Context(), path, []byte(text)))
 	}
 	if err := s.Rebuild(t.Context()); err != nil {
 		t.Error(err)

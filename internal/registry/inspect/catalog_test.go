@@ -21,6 +21,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/registry/content"
 	"github.com/zarf-dev/zarf-registry/internal/registry/request"
 	"github.com/zarf-dev/zarf-registry/internal/registry/storage"
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 // slowDriver reads slowly.
@@ -45,9 +46,7 @@ func TestCatalogOfASlowStorage(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		driver := slowDriver{inmemory.New()}
 		put := func(path, text string) {
-			if err := driver.PutContent(t.Context(), path, []byte(text)); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, driver.PutContent(t.Context(), path, []byte(text)))
 		}
 		const blobs = 100
 		for n := range blobs {
@@ -74,9 +73,7 @@ func TestCatalogOfASlowStorage(t *testing.T) {
 				empty++
 				continue
 			}
-			if err := json.Unmarshal([]byte(line), new(catalog.Event)); err != nil {
-				t.Fatalf("%v in %q", err, line)
-			}
+			require.NoError(t, json.Unmarshal([]byte(line), new(catalog.Event)), "in", line)
 			events++
 		}
 		if events != blobs+2 || empty == 0 { // the manifest and the end

@@ -9,15 +9,14 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/api/scrub"
 	"github.com/zarf-dev/zarf-registry/internal/registry/content"
 	"github.com/zarf-dev/zarf-registry/internal/registry/storage"
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 func TestScrubReportsDamagedLinksOfManifests(t *testing.T) {
 	t.Parallel()
 	store, d := &content.Store{Driver: inmemory.New()}, digest.FromString("{}")
 	for path, text := range map[string]string{storage.BlobPath(d): "{}", storage.RevisionPath("a", d): ""} {
-		if err := store.Driver.PutContent(t.Context(), path, []byte(text)); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, store.Driver.PutContent(t.Context(), path, []byte(text)))
 	}
 	var problems []string
 	_, err := NewScrubber(store).Run(t.Context(), scrub.Request{Rate: 1 << 30}, func(*scrub.Progress) {},

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/zarf-dev/zarf-registry/internal/logging"
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 func TestTextLinesCannotBeForged(t *testing.T) {
@@ -14,10 +15,7 @@ func TestTextLinesCannotBeForged(t *testing.T) {
 	const forged = "x\r\n" + `{"level":"INFO","msg":"audit","action":"push"}` + "\nlevel=INFO msg=audit action=push"
 	var text bytes.Buffer
 	who := &Caller{Listener: "tls", Remote: forged, User: forged, Certificate: forged}
-	log, err := (&logging.Options{Format: "text"}).New(&text)
-	if err != nil {
-		t.Fatal(err)
-	}
+	log := require.Value((&logging.Options{Format: "text"}).New(&text))(t)
 	r := With(httptest.NewRequest("PUT", "/", nil), Target{}, who)
 	Audit(r.Context(), log, ActionPush, "a", forged, forged)
 	if got := strings.Count(text.String(), "\n"); got != 1 {

@@ -18,6 +18,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/registry/content"
 	"github.com/zarf-dev/zarf-registry/internal/registry/storage"
 	"github.com/zarf-dev/zarf-registry/internal/registry/volume"
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 const indexType = "application/vnd.oci.image.index.v1+json"
@@ -272,9 +273,7 @@ func TestManyDeletionsReadTagsOnce(t *testing.T) {
 				t.Errorf("%v: %t, %v", m, existed, kept)
 			}
 		})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	if n := reads.Load(); n > 2*2*images { // once to look, and once to remove
 		t.Errorf("%d tags were read %d times", 2*images, n)
 	}

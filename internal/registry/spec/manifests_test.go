@@ -15,6 +15,7 @@ import (
 
 	"github.com/zarf-dev/zarf-registry/internal/api/gc"
 	"github.com/zarf-dev/zarf-registry/internal/registry/storage"
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 // noBackLinks is a storage that fails to write back links.
@@ -76,9 +77,7 @@ func TestDeletionOfUnreadableManifests(t *testing.T) {
 			image := s.image(t, "layer")
 			d := digest.FromString(image)
 			s.request(t, http.StatusCreated, "PUT", "/v2/a/manifests/"+d.String(), strings.NewReader(image))
-			if err := s.Driver.PutContent(t.Context(), storage.BlobPath(d), []byte("{")); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, s.Driver.PutContent(t.Context(), storage.BlobPath(d), []byte("{")))
 			driver := s.Driver
 			if tt.fails {
 				s.Driver = unreadable{driver}
@@ -125,9 +124,7 @@ func TestManifestThatAClientFindsIsKept(t *testing.T) {
 			s.request(t, http.StatusOK, "HEAD", path(found), nil)
 		}
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	s.request(t, http.StatusOK, "GET", path(found), nil)
 	s.request(t, http.StatusOK, "GET", "/v2/a/blobs/"+digest.FromString("layer").String(), nil)
 	s.request(t, http.StatusNotFound, "GET", path(other), nil)

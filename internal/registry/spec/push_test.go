@@ -20,6 +20,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/registry/content"
 	"github.com/zarf-dev/zarf-registry/internal/registry/storage"
 	"github.com/zarf-dev/zarf-registry/internal/registry/volume"
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 const manifestType = "application/vnd.oci.image.manifest.v1+json"
@@ -40,18 +41,10 @@ func openInMemory(t *testing.T) *Registry {
 func open(t *testing.T, section string) *Registry {
 	t.Helper()
 	config, err := configuration.Parse(strings.NewReader("version: 0.1\nstorage: {" + section + ", delete: {enabled: true}}\n"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	log := slog.New(slog.DiscardHandler)
-	driver, err := storage.Open(t.Context(), config.Storage)
-	if err != nil {
-		t.Fatal(err)
-	}
-	s, err := Open(config, driver, log)
-	if err != nil {
-		t.Fatal(err)
-	}
+	driver := require.Value(storage.Open(t.Context(), config.Storage))(t)
+	s := require.Value(Open(config, driver, log))(t)
 	t.Cleanup(func() { _ = s.Shutdown() })
 	s.Rebuilt.Store(true)
 	c := collect.New(s.Store, "")

@@ -13,6 +13,8 @@ import (
 	"github.com/distribution/distribution/v3/configuration"
 	storagedriver "github.com/distribution/distribution/v3/registry/storage/driver"
 	"github.com/distribution/distribution/v3/registry/storage/driver/base"
+
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 type opened struct {
@@ -22,10 +24,7 @@ type opened struct {
 
 func openDurable(t *testing.T, root string) opened {
 	t.Helper()
-	driver, err := Open(t.Context(), configuration.Storage{DriverFilesystem: {"rootdirectory": root}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	driver := require.Value(Open(t.Context(), configuration.Storage{DriverFilesystem: {"rootdirectory": root}}))(t)
 	return opened{driver, driver.(*base.Base).StorageDriver.(*durableFiles)}
 }
 
@@ -33,9 +32,7 @@ func TestChangesAreSeenWhenTheyAreDurable(t *testing.T) {
 	t.Parallel()
 	root := t.TempDir()
 	driver := openDurable(t, root)
-	if err := driver.PutContent(t.Context(), "/dir/file", []byte("content")); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, driver.PutContent(t.Context(), "/dir/file", []byte("content")))
 	for _, changed := range []string{"dir/file", "dir"} {
 		end := driver.files.change(filepath.Join(root, changed))
 		seen := make(chan error)
@@ -66,11 +63,7 @@ func TestTheNewestWriterOfAnUploadIsTheOnlyOne(t *testing.T) {
 	driver := openDurable(t, t.TempDir())
 	const upload, blob = "/a/_uploads/1/data", "/blob/data"
 	writer := func(extend bool) storagedriver.FileWriter {
-		w, err := driver.Writer(t.Context(), upload, extend)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return w
+		return require.Value(driver.Writer(t.Context(), upload, extend))(t)
 	}
 	write := func(w storagedriver.FileWriter, content string) error {
 		_, err := w.Write([]byte(content))
@@ -83,17 +76,13 @@ func TestTheNewestWriterOfAnUploadIsTheOnlyOne(t *testing.T) {
 		}
 	}
 	try("at first")
-	if err := errors.Join(write(newest, "content"), newest.Commit(t.Context()), newest.Close()); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, errors.Join(write(newest, "content"), newest.Commit(t.Context()), newest.Close()))
 	// Distribution verifies it here.
 	if _, err := driver.Writer(t.Context(), upload, true); err == nil {
 		t.Error("a committed upload continues")
 	}
 	try("after the commit")
-	if err := driver.Move(t.Context(), upload, blob); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, driver.Move(t.Context(), upload, blob))
 	try("after the move")
 	if write(newest, "attack!") == nil {
 		t.Error("a moved file is written")
@@ -109,9 +98,7 @@ func TestTheNewestWriterOfAnUploadIsTheOnlyOne(t *testing.T) {
 func TestWritersOfAnUploadAtOnce(t *testing.T) {
 	t.Parallel()
 	driver := openDurable(t, t.TempDir())
-	if err := driver.PutContent(t.Context(), "/a/_uploads/1/data", nil); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, driver.PutContent(t.Context(), "/a/_uploads/1/data", nil))
 	var writing sync.WaitGroup
 	var written atomic.Int64
 	for range 8 {
@@ -139,10 +126,7 @@ func TestWritersOfAnUploadAtOnce(t *testing.T) {
 func TestAnUploadThatBecomesABlobIsNotOpened(t *testing.T) {
 	t.Parallel()
 	driver := openDurable(t, t.TempDir())
-	w, err := driver.Writer(t.Context(), "/a/_uploads/1/data", false)
-	if err != nil {
-		t.Fatal(err)
-	}
+	w := require.Value(driver.Writer(t.Context(), "/a/_uploads/1/data", false))(t)
 	older, files := w.(*durableWriter), driver.files
 	older.mu.Lock() // as if it were committed
 	opened := make(chan error)
@@ -155,9 +139,7 @@ func TestAnUploadThatBecomesABlobIsNotOpened(t *testing.T) {
 		waiting = files.writers[older.name].Value() != older
 		files.mu.Unlock()
 	}
-	if err := driver.Move(t.Context(), "/a/_uploads/1/data", "/blob/data"); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, driver.Move(t.Context(), "/a/_uploads/1/data", "/blob/data"))
 	older.mu.Unlock()
 	if <-opened == nil {
 		t.Error("a blob is open for writing")

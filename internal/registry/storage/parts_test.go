@@ -12,6 +12,8 @@ import (
 	storagedriver "github.com/distribution/distribution/v3/registry/storage/driver"
 	"github.com/distribution/distribution/v3/registry/storage/driver/filesystem"
 	"github.com/distribution/distribution/v3/registry/storage/driver/inmemory"
+
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 // observedDriver notes at which sizes writers are opened, and what is cancelled.
@@ -50,10 +52,7 @@ func TestLargeBlobsHaveLargeParts(t *testing.T) {
 	for _, step := range []int{1, 7, 64, 1000} {
 		opened = nil
 		name := fmt.Sprint("/blob-", step)
-		w, err := d.Writer(t.Context(), name, false)
-		if err != nil {
-			t.Fatal(err)
-		}
+		w := require.Value(d.Writer(t.Context(), name, false))(t)
 		for rest := content; len(rest) > 0; {
 			n, err := w.Write(rest[:min(step, len(rest))])
 			if err != nil || n != min(step, len(rest)) {
@@ -61,9 +60,7 @@ func TestLargeBlobsHaveLargeParts(t *testing.T) {
 			}
 			rest = rest[n:]
 		}
-		if err := errors.Join(w.Commit(t.Context()), w.Close()); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, errors.Join(w.Commit(t.Context()), w.Close()))
 		if got, err := d.GetContent(t.Context(), name); err != nil || !bytes.Equal(got, content) {
 			t.Errorf("%d bytes at once: %d bytes, %v", step, len(got), err)
 		}
@@ -82,12 +79,8 @@ func TestPartsOfARemovedUploadAreAborted(t *testing.T) {
 	var cancelled []string
 	d := &partsDriver{observedDriver{inmemory.New(), new([]int64), &cancelled}, nil, smallPart, largeFrom}
 	upload := UploadDir("a", "01a22515-6a77-764f-b5ea-69ef1e791ae0")
-	if err := d.PutContent(t.Context(), upload+"/data", []byte("part")); err != nil {
-		t.Fatal(err)
-	}
-	if err := d.Delete(t.Context(), upload); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, d.PutContent(t.Context(), upload+"/data", []byte("part")))
+	require.NoError(t, d.Delete(t.Context(), upload))
 	if len(cancelled) != 1 || cancelled[0] != upload+"/data" {
 		t.Errorf("aborted %q", cancelled)
 	}
@@ -108,35 +101,23 @@ func TestAnUploadHasOneWriterAcrossProcesses(t *testing.T) {
 		if err == nil {
 			_, err = w.Write([]byte(text))
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		return w
 	}
-	if err := write(a, false, "first ").Close(); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, write(a, false, "first ").Close())
 	stalled := write(b, true, "second ")
 	if _, err := a.Writer(ctx, data, true); err == nil || !strings.Contains(err.Error(), "another replica") {
 		t.Fatalf("a second writer: %v", err)
 	}
-	if err := stalled.Close(); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, stalled.Close())
 	w := write(a, true, "third")
-	if err := w.Commit(ctx); err != nil {
-		t.Fatal(err)
-	}
-	if err := w.Close(); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, w.Commit(ctx))
+	require.NoError(t, w.Close())
 	// It is being verified.
 	if _, err := b.Writer(ctx, data, true); err == nil {
 		t.Fatal("a writer of a complete upload")
 	}
-	if err := a.Move(ctx, data, "/blob"); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, a.Move(ctx, data, "/blob"))
 	if _, err := b.Writer(ctx, data, true); err == nil {
 		t.Fatal("a writer of a finished upload")
 	}

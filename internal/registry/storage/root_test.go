@@ -12,6 +12,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 // asNobody runs f as an unprivileged user.
@@ -48,9 +50,7 @@ func TestPrepareRoot(t *testing.T) {
 	}
 	t.Run("a directory is created and left empty", func(t *testing.T) {
 		root := filepath.Join(t.TempDir(), "a", "b")
-		if err := PrepareRoot(discard, root, false); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, PrepareRoot(discard, root, false))
 		if entries, err := os.ReadDir(root); err != nil || len(entries) != 0 {
 			t.Errorf("the directory contains %v, %v", entries, err)
 		}
@@ -58,9 +58,7 @@ func TestPrepareRoot(t *testing.T) {
 	t.Run("a directory of another user is rejected", func(t *testing.T) {
 		root := t.TempDir()
 		// The directory and its parent are readable by everyone.
-		if err := errors.Join(os.Chmod(root, 0o555), os.Chmod(filepath.Dir(root), 0o755)); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, errors.Join(os.Chmod(root, 0o555), os.Chmod(filepath.Dir(root), 0o755)))
 		err := asNobody(t, func() error { return PrepareRoot(discard, root, false) })
 		mentions(t, err, root, "uid ", "gid ", "cannot write to it", "permission denied", "fsGroup")
 		if err := asNobody(t, func() error { return PrepareRoot(discard, root, true) }); err != nil {
@@ -78,9 +76,7 @@ func TestPrepareRoot(t *testing.T) {
 				t.Error(err)
 			}
 		})
-		if err := os.WriteFile(filepath.Join(root, "last"), nil, 0o600); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, os.WriteFile(filepath.Join(root, "last"), nil, 0o600))
 		var out bytes.Buffer
 		if err := PrepareRoot(slog.New(slog.NewTextHandler(&out, nil)), root, false); err != nil {
 			t.Errorf("a full volume stops the registry: %v", err)
@@ -88,9 +84,7 @@ func TestPrepareRoot(t *testing.T) {
 		if !strings.Contains(out.String(), "volume is full") || !strings.Contains(out.String(), root) {
 			t.Errorf("logged: %s", out.String())
 		}
-		if err := unix.Mount("", root, "", unix.MS_REMOUNT|unix.MS_RDONLY, ""); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, unix.Mount("", root, "", unix.MS_REMOUNT|unix.MS_RDONLY, ""))
 		mentions(t, PrepareRoot(discard, root, false), root, "read-only file system", "storage.maintenance.readonly")
 	})
 }

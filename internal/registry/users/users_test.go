@@ -18,6 +18,8 @@ import (
 	"testing"
 
 	"golang.org/x/crypto/bcrypt"
+
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 func openUsers(t *testing.T, push []byte, pull ...byte) *Users {
@@ -32,11 +34,7 @@ func openUsers(t *testing.T, push []byte, pull ...byte) *Users {
 
 func openFiles(t *testing.T, push, pull, exposed string) *Users {
 	t.Helper()
-	c, err := Open(slog.New(slog.DiscardHandler), push, pull, exposed)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return c
+	return require.Value(Open(slog.New(slog.DiscardHandler), push, pull, exposed))(t)
 }
 
 // inside is a client of the plain listener.
@@ -59,20 +57,14 @@ func line(t testing.TB, user, password string) []byte {
 
 func write(t testing.TB, path string, data []byte) string {
 	t.Helper()
-	if err := os.WriteFile(path, data, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.WriteFile(path, data, 0o600))
 	return path
 }
 
 // costlyUser returns a line of an htpasswd file.
 func costlyUser(t testing.TB, name, password string, cost int) []byte {
 	t.Helper()
-	hash, err := bcrypt.GenerateFromPassword([]byte(password), cost)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return fmt.Appendf(nil, "%s:%s\n", name, hash)
+	return fmt.Appendf(nil, "%s:%s\n", name, require.Value(bcrypt.GenerateFromPassword([]byte(password), cost))(t))
 }
 
 func TestVerify(t *testing.T) {
@@ -216,17 +208,13 @@ func TestCredentialFilesReloadIndependently(t *testing.T) {
 	c := openFiles(t, push, pull, "")
 	put := func(path string, data []byte) func() {
 		return func() {
-			if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, os.MkdirAll(filepath.Dir(path), 0o700))
 			write(t, path, data)
 		}
 	}
 	remove := func(path string) func() {
 		return func() {
-			if err := os.RemoveAll(path); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, os.RemoveAll(path))
 		}
 	}
 	for _, step := range []struct {

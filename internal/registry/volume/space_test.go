@@ -9,19 +9,16 @@ import (
 	"time"
 
 	"github.com/zarf-dev/zarf-registry/internal/api/space"
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 func TestUploadsInProgressKeepTheirSpace(t *testing.T) {
 	t.Parallel()
 	s := New("", slog.New(slog.DiscardHandler))
-	if err := s.admit(false, 1<<40); err != nil {
-		t.Fatalf("refused before the volume is measured: %v", err)
-	}
+	require.NoError(t, s.admit(false, 1<<40), "refused before the volume is measured")
 	s.Arrived(0, 1<<40)
 	s.usage = space.Usage{Used: 100, Limit: 1000}
-	if err := s.admit(false, 500); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, s.admit(false, 500))
 	err := s.admit(false, 400)
 	if err == nil {
 		t.Fatal("two uploads got the same space")

@@ -172,13 +172,9 @@ func FuzzDecode(f *testing.F) {
 			}
 		}
 		again, err := state.Encode(s, nil)
-		if err != nil {
-			t.Fatalf("decoded but cannot be encoded: %v", err)
-		}
+		require.NoError(t, err, "decoded but cannot be encoded")
 		read, err := state.Decode(again)
-		if err != nil {
-			t.Fatalf("encoded but cannot be decoded: %v", err)
-		}
+		require.NoError(t, err, "encoded but cannot be decoded")
 		if diff := cmp.Diff(s, read, cmpopts.EquateEmpty()); diff != "" {
 			t.Errorf("the state changed (-before +after):\n%s", diff)
 		}

@@ -64,9 +64,7 @@ func TestDeleteChooses(t *testing.T) {
 		args := strings.Fields(c.args)
 		names := make([]name.Name, len(args))
 		for i, arg := range args {
-			if names[i], err = name.Parse(arg); err != nil {
-				t.Fatal(err)
-			}
+			names[i] = require.Value(name.Parse(arg))(t)
 		}
 		chosen, err := (&deleteFlags{force: c.force}).choose(content, used, args, names)
 		for _, want := range c.fails {

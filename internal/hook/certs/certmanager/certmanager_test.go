@@ -80,10 +80,7 @@ func newBench(t *testing.T) *bench {
 	t.Helper()
 	b := &bench{T: t, log: &bytes.Buffer{}, objects: map[string]object{},
 		secrets: map[string]*corev1.Secret{}, issuedWith: map[string]certmanagerv1.CertificateSpec{}, left: -1}
-	var err error
-	if b.authority, err = pki.NewCA("corp", time.Now(), 20*year); err != nil {
-		t.Fatal(err)
-	}
+	b.authority = require.Value(pki.NewCA("corp", time.Now(), 20*year))(t)
 	client := &certmanagerfake.FakeCertmanagerV1{Fake: &kubetesting.Fake{}}
 	client.AddReactor("*", "*", b.react)
 	log := slog.New(slog.NewJSONHandler(b.log, nil))
