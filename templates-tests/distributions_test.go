@@ -37,9 +37,7 @@ func TestDistributionValuesKeepTheInvariants(t *testing.T) {
 				continue
 			}
 			for invariant, check := range invariants {
-				for _, wrong := range check(out) {
-					t.Errorf("%s in %s: %s: %s", name, where, invariant, wrong)
-				}
+				check(out, reporter(t, name, where, invariant))
 			}
 		}
 	}
@@ -118,9 +116,7 @@ func TestOpenShiftSecurityContextConstraints(t *testing.T) {
 			t.Errorf("%s: --openshift is %t", name, on)
 		}
 		for invariant, check := range invariants {
-			for _, wrong := range check(test.out) {
-				t.Errorf("%s: %s: %s", name, invariant, wrong)
-			}
+			check(test.out, reporter(t, name, invariant))
 		}
 	}
 }

@@ -18,7 +18,7 @@ func TestGarbageCollectionCronJob(t *testing.T) {
 	if diff := cmp.Diff(want, job.Template.Spec.Containers[0].Args); diff != "" {
 		t.Error(diff)
 	}
-	if component, _ := near(job.Template.Spec); component != "registry" || *job.ActiveDeadlineSeconds != 7260 {
+	if component := near(job.Template.Spec); component != "registry" || *job.ActiveDeadlineSeconds != 7260 {
 		t.Errorf("it prefers to run near %q, for %d s", component, *job.ActiveDeadlineSeconds)
 	}
 }

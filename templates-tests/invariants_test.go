@@ -185,9 +185,20 @@ var virtual = []corev1.NodeSelectorRequirement{
 	{Key: "eks.amazonaws.com/compute-type", Operator: corev1.NodeSelectorOpNotIn, Values: []string{"fargate"}},
 }
 
-// invariants hold for every rendering. Each returns its violations.
-var invariants = map[string]func(out *output) []string{
-	"pods comply with the restricted level, and only proxies use the node's network": func(out *output) (wrong []string) {
+// report is told of a violation.
+type report func(format string, args ...any)
+
+// reporter returns a report that fails the test.
+func reporter(t *testing.T, about ...string) report {
+	return func(format string, args ...any) {
+		t.Helper()
+		t.Errorf("%s: %s", strings.Join(about, ": "), fmt.Sprintf(format, args...))
+	}
+}
+
+// invariants hold for every rendering. Each reports its violations.
+var invariants = map[string]func(*output, report){
+	"pods comply with the restricted level, and only proxies use the node's network": func(out *output, wrong report) {
 		// OpenShift assigns users and groups, and rejects others.
 		openshift := decided(out).OpenShift
 		for _, w := range workloads(out) {
@@ -204,7 +215,7 @@ var invariants = map[string]func(out *output) []string{
 				openshift && (c.RunAsUser != nil || c.RunAsGroup != nil || c.FSGroup != nil) ||
 				!is(c.FSGroupChangePolicy, corev1.FSGroupChangeOnRootMismatch) || c.SeccompProfile == nil ||
 				c.SeccompProfile.Type != corev1.SeccompProfileTypeRuntimeDefault {
-				wrong = append(wrong, fmt.Sprintf("%s: the pod's security context is not restricted", w.object))
+				wrong("%s: the pod's security context is not restricted", w.object)
 			}
 			for _, c := range containers(spec) {
 				s := c.SecurityContext
@@ -214,29 +225,28 @@ var invariants = map[string]func(out *output) []string{
 					s.Capabilities == nil || !slices.Equal(s.Capabilities.Drop, []corev1.Capability{"ALL"}) ||
 					len(s.Capabilities.Add) > 0 ||
 					s.SeccompProfile == nil || s.SeccompProfile.Type != corev1.SeccompProfileTypeRuntimeDefault {
-					wrong = append(wrong, fmt.Sprintf("%s: the security context of %s is not restricted", w.object, c.Name))
+					wrong("%s: the security context of %s is not restricted", w.object, c.Name)
 				}
 				for _, port := range c.Ports {
 					if port.HostPort != 0 && w.component() != "proxy" {
-						wrong = append(wrong, fmt.Sprintf("%s: a hostPort", w.object))
+						wrong("%s: a hostPort", w.object)
 					}
 				}
 			}
 			if spec.HostPID || spec.HostIPC || spec.HostNetwork && w.component() != "proxy" {
-				wrong = append(wrong, fmt.Sprintf("%s: it shares a namespace with the node", w.object))
+				wrong("%s: it shares a namespace with the node", w.object)
 			}
 			for _, v := range spec.Volumes {
 				if v.HostPath != nil {
-					wrong = append(wrong, fmt.Sprintf("%s: volume %s is a hostPath", w.object, v.Name))
+					wrong("%s: volume %s is a hostPath", w.object, v.Name)
 				}
 			}
 		}
-		return wrong
 	},
-	"every pod has the label zarf.dev/agent=ignore, and no selector uses it": func(out *output) (wrong []string) {
+	"every pod has the label zarf.dev/agent=ignore, and no selector uses it": func(out *output, wrong report) {
 		for _, w := range workloads(out) {
 			if w.pod.Labels["zarf.dev/agent"] != "ignore" {
-				wrong = append(wrong, fmt.Sprintf("%s: no label zarf.dev/agent=ignore: %v", w.object, w.pod.Labels))
+				wrong("%s: no label zarf.dev/agent=ignore: %v", w.object, w.pod.Labels)
 			}
 		}
 		selectors := map[string]map[string]string{}
@@ -253,92 +263,88 @@ var invariants = map[string]func(out *output) []string{
 		}
 		for object, selector := range selectors {
 			if _, selects := selector["zarf.dev/agent"]; selects {
-				wrong = append(wrong, object+": selects by zarf.dev/agent")
+				wrong("%s: selects by zarf.dev/agent", object)
 			}
 		}
-		return wrong
 	},
-	"all Jobs have the same valid settings, and no other pod has them": func(out *output) (wrong []string) {
+	"all Jobs have the same valid settings, and no other pod has them": func(out *output, wrong report) {
 		want, err := settingsOf(out, "prepare")
 		for _, step := range []string{"prepare", "finish", "cleanup"} {
 			got, otherErr := settingsOf(out, step)
 			if err = cmp.Or(err, otherErr); err != nil || !reflect.DeepEqual(want, got) {
-				wrong = append(wrong, fmt.Sprintf("%s: %+v, not %+v (%v)", step, got, want, err))
+				wrong("%s: %+v, not %+v (%v)", step, got, want, err)
 			}
 		}
 		for _, w := range workloads(out) {
 			if _, job := w.object.typed.(*batchv1.Job); !job && strings.Contains(fmt.Sprint(w.pod.Spec), "modeSource") {
-				wrong = append(wrong, fmt.Sprintf("%s has settings, which change with the cluster", w.object))
+				wrong("%s has settings, which change with the cluster", w.object)
 			}
 		}
-		return wrong
 	},
-	"proxies listen on loopback only": func(out *output) (wrong []string) {
+	"proxies listen on loopback only": func(out *output, wrong report) {
 		for _, d := range daemonSets(out, "proxy") {
 			spec := d.Spec.Template.Spec
 			for _, c := range spec.Containers {
 				for _, port := range c.Ports {
 					if port.HostPort != 0 && port.HostIP != "127.0.0.1" {
-						wrong = append(wrong, fmt.Sprintf("%s: hostPort %d with hostIP %q", d.Name, port.HostPort, port.HostIP))
+						wrong("%s: hostPort %d with hostIP %q", d.Name, port.HostPort, port.HostIP)
 					}
 				}
 				hosts := regexp.MustCompile(`--(?:metrics-)?listen=(.*):\d+`).FindAllStringSubmatch(strings.Join(c.Args, "\n"), -1)
 				if len(hosts) < 2 {
-					wrong = append(wrong, fmt.Sprintf("%s: %d listeners", d.Name, len(hosts)))
+					wrong("%s: %d listeners", d.Name, len(hosts))
 				}
 				for _, host := range hosts {
 					if spec.HostNetwork && !slices.Contains([]string{"127.0.0.1", "[::1]"}, host[1]) {
-						wrong = append(wrong, fmt.Sprintf("%s: listens on %s of the node", d.Name, host[0]))
+						wrong("%s: listens on %s of the node", d.Name, host[0])
 					}
 				}
 			}
 		}
-		return wrong
 	},
 	"proxies with hostNetwork surge, declare no port and are probed on loopback; others never " +
-		"surge": func(out *output) (wrong []string) {
+		"surge": func(out *output, wrong report) {
 		for _, d := range daemonSets(out, "proxy") {
 			spec, rolling := d.Spec.Template.Spec, d.Spec.UpdateStrategy.RollingUpdate
 			c := spec.Containers[0]
 			terms := spec.Affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution.NodeSelectorTerms
 			if len(terms) != 1 || !reflect.DeepEqual(terms[0].MatchExpressions, virtual) {
-				wrong = append(wrong, d.Name+": it runs on virtual nodes")
+				wrong("%s: it runs on virtual nodes", d.Name)
 			}
 			if healer := len(deployments(out, "healer")) > 0; (rolling == nil) != (healer && !spec.HostNetwork) ||
 				(rolling == nil) != (d.Annotations["zarf-registry/max-unavailable"] != "") {
-				wrong = append(wrong, d.Name+": nobody continues its rollout, or the healer and Kubernetes both do")
+				wrong("%s: nobody continues its rollout, or the healer and Kubernetes both do", d.Name)
 			}
 			if !spec.HostNetwork {
 				if rolling != nil && rolling.MaxSurge != nil {
-					wrong = append(wrong, d.Name+": with a hostPort, maxSurge blocks the rollout")
+					wrong("%s: with a hostPort, maxSurge blocks the rollout", d.Name)
 				}
 				if len(c.Ports) == 0 {
-					wrong = append(wrong, d.Name+": neither hostNetwork nor a port")
+					wrong("%s: neither hostNetwork nor a port", d.Name)
 				}
 				continue
 			}
 			if rolling == nil {
-				wrong = append(wrong, d.Name+": pods cannot run side by side")
+				wrong("%s: pods cannot run side by side", d.Name)
 				continue
 			}
 			if len(c.Ports) != 0 || rolling.MaxSurge.String() == "0" || rolling.MaxUnavailable.IntValue() != 0 ||
 				d.Spec.MinReadySeconds != 0 || !slices.Contains(c.Args, "--reuse-port") ||
 				spec.DNSPolicy != corev1.DNSClusterFirstWithHostNet {
-				wrong = append(wrong, d.Name+": two pods cannot run side by side on a node")
+				wrong("%s: two pods cannot run side by side on a node", d.Name)
 			}
 			if p := c.StartupProbe; p.Exec == nil || !slices.Contains(p.Exec.Command, "ready") || !slices.Contains(c.Args,
 				strings.Replace(p.Exec.Command[len(p.Exec.Command)-1], "--file=", "--ready-file=", 1)) {
-				wrong = append(wrong, d.Name+": the previous proxy may answer for it")
+				wrong("%s: the previous proxy may answer for it", d.Name)
 			}
 			for _, p := range []*corev1.Probe{c.LivenessProbe, c.ReadinessProbe} {
 				if p.HTTPGet == nil || !slices.Contains([]string{"127.0.0.1", "::1"}, p.HTTPGet.Host) {
-					wrong = append(wrong, d.Name+": a probe that does not use loopback")
+					wrong("%s: a probe that does not use loopback", d.Name)
 				}
 			}
 		}
-		return wrong
 	},
-	"servers have all three probes, on existing ports": func(out *output) (wrong []string) {
+	"servers have all three probes, on existing ports": func(out *output, wrong report) {
 		for _, w := range workloads(out) {
 			if w.selector == nil || w.ofNodes() {
 				continue
@@ -349,36 +355,34 @@ var invariants = map[string]func(out *output) []string{
 				} {
 					switch {
 					case p == nil:
-						wrong = append(wrong, fmt.Sprintf("%s: no %s probe", w.object, name))
+						wrong("%s: no %s probe", w.object, name)
 					case p.HTTPGet != nil && p.HTTPGet.Port.StrVal != "" &&
 						!slices.ContainsFunc(c.Ports, func(port corev1.ContainerPort) bool { return port.Name == p.HTTPGet.Port.StrVal }):
-						wrong = append(wrong, fmt.Sprintf("%s: the %s probe uses unknown port %s", w.object, name, p.HTTPGet.Port.StrVal))
+						wrong("%s: the %s probe uses unknown port %s", w.object, name, p.HTTPGet.Port.StrVal)
 					}
 				}
 			}
 		}
-		return wrong
 	},
-	"containers request CPU and memory and leave a termination message": func(out *output) (wrong []string) {
+	"containers request CPU and memory and leave a termination message": func(out *output, wrong report) {
 		for _, w := range workloads(out) {
 			for _, c := range containers(w.pod.Spec) {
 				if c.Resources.Requests.Cpu().IsZero() || c.Resources.Requests.Memory().IsZero() {
-					wrong = append(wrong, fmt.Sprintf("%s: %s requests nothing", w.object, c.Name))
+					wrong("%s: %s requests nothing", w.object, c.Name)
 				}
 				if c.Resources.Limits.Memory().Cmp(*c.Resources.Requests.Memory()) < 0 || !c.Resources.Limits.Cpu().IsZero() {
-					wrong = append(wrong, fmt.Sprintf("%s: limits of %s: %v", w.object, c.Name, c.Resources.Limits))
+					wrong("%s: limits of %s: %v", w.object, c.Name, c.Resources.Limits)
 				}
 				if c.TerminationMessagePolicy != corev1.TerminationMessageFallbackToLogsOnError {
-					wrong = append(wrong, fmt.Sprintf("%s: terminationMessagePolicy %q", w.object, c.TerminationMessagePolicy))
+					wrong("%s: terminationMessagePolicy %q", w.object, c.TerminationMessagePolicy)
 				}
 			}
 		}
-		return wrong
 	},
-	"only Jobs and the healer mount a token": func(out *output) (wrong []string) {
+	"only Jobs and the healer mount a token": func(out *output, wrong report) {
 		for _, a := range all[*corev1.ServiceAccount](out) {
 			if !is(a.AutomountServiceAccountToken, false) {
-				wrong = append(wrong, "ServiceAccount "+a.Name+" mounts its token")
+				wrong("ServiceAccount %s mounts its token", a.Name)
 			}
 		}
 		for _, w := range workloads(out) {
@@ -386,7 +390,7 @@ var invariants = map[string]func(out *output) []string{
 			_, cronJob := w.object.typed.(*batchv1.CronJob)
 			job = job || cronJob
 			if !is(w.pod.Spec.AutomountServiceAccountToken, job) {
-				wrong = append(wrong, fmt.Sprintf("%s: automountServiceAccountToken is not %t", w.object, job))
+				wrong("%s: automountServiceAccountToken is not %t", w.object, job)
 			}
 			tokens := 0
 			for _, v := range w.pod.Spec.Volumes {
@@ -398,14 +402,11 @@ var invariants = map[string]func(out *output) []string{
 			}
 			// The loader verifies all mounts of the healer, and API servers add none of the chart's.
 			if (tokens > 0) != (w.component() == "healer") {
-				wrong = append(wrong, fmt.Sprintf("%s: %d volumes have a token", w.object, tokens))
+				wrong("%s: %d volumes have a token", w.object, tokens)
 			}
 		}
-		return wrong
 	},
-	"the loader knows all mounts and variables of its container, and the image chooses no folder": func(out *output) (
-		wrong []string,
-	) {
+	"the loader knows all mounts and variables of its container, and the image chooses no folder": func(out *output, wrong report) {
 		// Those that the kubelet or an admission webhook sets, and the programs read.
 		injected := map[string][]string{
 			"proxy":    {serviceHost(fullNameOf(out)), serviceHost(fullNameOf(out) + "-cache")},
@@ -441,14 +442,13 @@ var invariants = map[string]func(out *output) []string{
 				slices.Sort(knownMounts)
 				if !slices.Equal(knownMounts, mounts) || !slices.Equal(knownVariables, slices.Compact(variables)) ||
 					len(c.EnvFrom) > 0 || c.WorkingDir != "/" {
-					wrong = append(wrong, fmt.Sprintf("%s: %s: mounts %v, known %v; variables %v, known %v; working folder %q",
-						w.object, c.Name, mounts, knownMounts, variables, knownVariables, c.WorkingDir))
+					wrong("%s: %s: mounts %v, known %v; variables %v, known %v; working folder %q",
+						w.object, c.Name, mounts, knownMounts, variables, knownVariables, c.WorkingDir)
 				}
 			}
 		}
-		return wrong
 	},
-	"hooks have the weight and the delete policy of their kind": func(out *output) (wrong []string) {
+	"hooks have the weight and the delete policy of their kind": func(out *output, wrong report) {
 		weights := map[string]string{
 			"ServiceAccount": "-20", "Role": "-10", "RoleBinding": "-10", "ClusterRole": "-10", "ClusterRoleBinding": "-10",
 			"Secret": "-5", "DaemonSet": "-5", "Job": "0", "Pod": "",
@@ -462,9 +462,9 @@ var invariants = map[string]func(out *output) []string{
 				want = "1" // after prepare, which runs before rollbacks too
 			}
 			if !ok {
-				wrong = append(wrong, fmt.Sprintf("%s is a hook, which Helm deletes", o))
+				wrong("%s is a hook, which Helm deletes", o)
 			} else if got := o.GetAnnotations()["helm.sh/hook-weight"]; got != want {
-				wrong = append(wrong, fmt.Sprintf("%s: hook weight %q, not %s", o, got, want))
+				wrong("%s: hook weight %q, not %s", o, got, want)
 			}
 			policy := "before-hook-creation,hook-succeeded"
 			switch {
@@ -474,12 +474,11 @@ var invariants = map[string]func(out *output) []string{
 				policy += ",hook-failed" // they have no log
 			}
 			if got := o.GetAnnotations()["helm.sh/hook-delete-policy"]; got != policy {
-				wrong = append(wrong, fmt.Sprintf("%s: hook-delete-policy %q", o, got))
+				wrong("%s: hook-delete-policy %q", o, got)
 			}
 		}
-		return wrong
 	},
-	"the ServiceAccount and the roles of a hook Job exist at each of its events": func(out *output) (wrong []string) {
+	"the ServiceAccount and the roles of a hook Job exist at each of its events": func(out *output, wrong report) {
 		for _, j := range all[*batchv1.Job](out) {
 			for event := range strings.SplitSeq(j.Annotations["helm.sh/hook"], ",") {
 				needed := 0
@@ -492,31 +491,29 @@ var invariants = map[string]func(out *output) []string{
 					}
 				}
 				if needed != 7 {
-					wrong = append(wrong, fmt.Sprintf("%s: %d ServiceAccount and RBAC objects at %s", j.Name, needed, event))
+					wrong("%s: %d ServiceAccount and RBAC objects at %s", j.Name, needed, event)
 				}
 			}
 		}
-		return wrong
 	},
-	"objects that the Jobs create are not rendered": func(out *output) (wrong []string) {
+	"objects that the Jobs create are not rendered": func(out *output, wrong report) {
 		for _, o := range out.objects {
 			ours := slices.Contains(
 				[]string{"-node-config", "-node-config-proposal", "-zarf-users"}, strings.TrimPrefix(o.GetName(), fullNameOf(out)),
 			)
 			if o.GetKind() == "Secret" && !ours || o.GetKind() == "ConfigMap" && strings.Contains(o.GetName(), "-payload-") {
-				wrong = append(wrong, o.String())
+				wrong("%s", o.String())
 			}
 		}
-		return wrong
 	},
-	"the node port belongs to the Service of the Jobs": func(out *output) (wrong []string) {
+	"the node port belongs to the Service of the Jobs": func(out *output, wrong report) {
 		for _, s := range all[*corev1.Service](out) {
 			port := s.Spec.Ports[0]
 			inside := s.Spec.Type == corev1.ServiceTypeClusterIP && port.NodePort == 0 && port.TargetPort.String() == "registry"
 			if inside || port.TargetPort.String() == "exposed" {
 				continue
 			}
-			wrong = append(wrong, fmt.Sprintf("%s: %v", s.Name, s.Spec))
+			wrong("%s: %v", s.Name, s.Spec)
 		}
 		for _, d := range deployments(out, "registry") {
 			c := d.Spec.Template.Spec.Containers[0]
@@ -524,38 +521,35 @@ var invariants = map[string]func(out *output) []string{
 				!slices.ContainsFunc(
 					c.Ports, func(p corev1.ContainerPort) bool { return p.Name == "plain" && p.ContainerPort == 5001 },
 				) || slices.ContainsFunc(c.Ports, func(p corev1.ContainerPort) bool { return p.Name == "reserved" }) {
-				wrong = append(wrong, fmt.Sprintf("%s: the node port does not lead to the plain listener", d.Name))
+				wrong("%s: the node port does not lead to the plain listener", d.Name)
 			}
 		}
-		return wrong
 	},
-	"only proxy mode has proxies, which Helm keeps and finish knows": func(out *output) (wrong []string) {
+	"only proxy mode has proxies, which Helm keeps and finish knows": func(out *output, wrong report) {
 		var names []string
 		for _, d := range daemonSets(out, "proxy") {
 			names = append(names, d.Name)
 			if d.Annotations["helm.sh/resource-policy"] != "keep" {
-				wrong = append(wrong, d.Name+" is not kept: a switch would delete it before the node port is verified")
+				wrong("%s is not kept: a switch would delete it before the node port is verified", d.Name)
 			}
 		}
 		known := slices.Clone(decided(out).Proxy.DaemonSets)
 		slices.Sort(names)
 		slices.Sort(known)
 		if !slices.Equal(names, known) || (len(names) > 0) != (decidedMode(out) == "proxy") {
-			wrong = append(wrong, fmt.Sprintf("mode %s: rendered %s, known to finish %s", decidedMode(out), names, known))
+			wrong("mode %s: rendered %s, known to finish %s", decidedMode(out), names, known)
 		}
-		return wrong
 	},
-	"an external registry needs only hooks and node configuration": func(out *output) (wrong []string) {
+	"an external registry needs only hooks and node configuration": func(out *output, wrong report) {
 		for _, o := range out.objects {
 			component := o.GetLabels()["app.kubernetes.io/component"]
 			healing := component == "healer" && len(daemonSets(out, "node-config")) > 0
 			if decidedMode(out) == "external" && o.hook() == "" && component != "node-config" && !healing {
-				wrong = append(wrong, o.String())
+				wrong("%s", o.String())
 			}
 		}
-		return wrong
 	},
-	"the Jobs know the images of injected programs": func(out *output) (wrong []string) {
+	"the Jobs know the images of injected programs": func(out *output, wrong report) {
 		want, known := map[string]bool{}, map[string]bool{}
 		for _, w := range workloads(out) {
 			if c := w.program(); c.Command[0] == "/payload/loader" {
@@ -567,34 +561,32 @@ var invariants = map[string]func(out *output) []string{
 		}
 		for image := range want {
 			if !known[image] {
-				wrong = append(wrong, image+" is not known to the Jobs")
+				wrong("%s is not known to the Jobs", image)
 			}
 		}
-		return wrong
 	},
-	"every volume is mounted, and every mount has a volume and no subPath": func(out *output) (wrong []string) {
+	"every volume is mounted, and every mount has a volume and no subPath": func(out *output, wrong report) {
 		for _, w := range workloads(out) {
 			mounted := map[string]bool{}
 			for _, c := range containers(w.pod.Spec) {
 				for _, m := range c.VolumeMounts {
 					mounted[m.Name] = true
 					if m.SubPath != "" || m.SubPathExpr != "" {
-						wrong = append(wrong, fmt.Sprintf("%s: %s is a subPath, which is never updated", w.object, m.MountPath))
+						wrong("%s: %s is a subPath, which is never updated", w.object, m.MountPath)
 					}
 					if !slices.ContainsFunc(w.pod.Spec.Volumes, func(v corev1.Volume) bool { return v.Name == m.Name }) {
-						wrong = append(wrong, fmt.Sprintf("%s: no volume %s", w.object, m.Name))
+						wrong("%s: no volume %s", w.object, m.Name)
 					}
 				}
 			}
 			for _, v := range w.pod.Spec.Volumes {
 				if !mounted[v.Name] {
-					wrong = append(wrong, fmt.Sprintf("%s: volume %s is mounted nowhere", w.object, v.Name))
+					wrong("%s: volume %s is mounted nowhere", w.object, v.Name)
 				}
 			}
 		}
-		return wrong
 	},
-	"exposed Services and Ingresses lead to the TLS listener only": func(out *output) (wrong []string) {
+	"exposed Services and Ingresses lead to the TLS listener only": func(out *output, wrong report) {
 		listens := false
 		for _, d := range deployments(out, "registry") {
 			c := d.Spec.Template.Spec.Containers[0]
@@ -609,53 +601,49 @@ var invariants = map[string]func(out *output) []string{
 			leads := s.Spec.Ports[0].TargetPort.String() == "exposed"
 			if leads != strings.HasSuffix(s.Name, "-expose") || leads && (!listens || len(s.Spec.Ports) != 1) ||
 				!leads && s.Spec.Type == corev1.ServiceTypeLoadBalancer {
-				wrong = append(wrong, fmt.Sprintf("%s: %v", s.Name, s.Spec))
+				wrong("%s: %v", s.Name, s.Spec)
 			}
 			services[s.Name] = leads
 		}
 		if listens != slices.ContainsFunc(slices.Collect(maps.Values(services)), func(leads bool) bool { return leads }) {
-			wrong = append(wrong, fmt.Sprintf("the registry listens for outside clients: %t", listens))
+			wrong("the registry listens for outside clients: %t", listens)
 		}
 		for _, i := range all[*networkingv1.Ingress](out) {
 			for _, rule := range i.Spec.Rules {
 				if len(i.Spec.TLS) != 1 || !slices.Contains(i.Spec.TLS[0].Hosts, rule.Host) ||
 					!services[rule.HTTP.Paths[0].Backend.Service.Name] {
-					wrong = append(wrong, fmt.Sprintf("%s: %v", i.Name, i.Spec))
+					wrong("%s: %v", i.Name, i.Spec)
 				}
 			}
 		}
-		return wrong
 	},
-	"objects that pods refer to are rendered or created by the Jobs": func(out *output) (wrong []string) {
+	"objects that pods refer to are rendered or created by the Jobs": func(out *output, wrong report) {
 		has := func(kind, name string) bool {
 			return slices.ContainsFunc(out.objects, func(o object) bool { return o.GetKind() == kind && o.GetName() == name })
 		}
 		fullname := fullNameOf(out)
 		for _, w := range workloads(out) {
 			if name := w.pod.Spec.ServiceAccountName; !has("ServiceAccount", name) {
-				wrong = append(wrong, fmt.Sprintf("%s: no ServiceAccount %s", w.object, name))
+				wrong("%s: no ServiceAccount %s", w.object, name)
 			}
 			for _, v := range w.pod.Spec.Volumes {
 				if v.ConfigMap != nil && !has("ConfigMap", v.ConfigMap.Name) {
-					wrong = append(wrong, fmt.Sprintf("%s: no ConfigMap %s", w.object, v.ConfigMap.Name))
+					wrong("%s: no ConfigMap %s", w.object, v.ConfigMap.Name)
 				}
 				if v.Secret == nil || strings.HasPrefix(v.Name, "expose-") {
 					continue // created by the user or cert-manager
 				}
 				if !slices.Contains(hookMade, strings.TrimPrefix(v.Secret.SecretName, fullname)) {
-					wrong = append(wrong, fmt.Sprintf("%s: the Jobs do not create Secret %s", w.object, v.Secret.SecretName))
+					wrong("%s: the Jobs do not create Secret %s", w.object, v.Secret.SecretName)
 				}
 				// Only the pull credential does not exist in every mode.
 				if is(v.Secret.Optional, true) != (v.Secret.SecretName == fullname+"-pull") {
-					wrong = append(
-						wrong, fmt.Sprintf("%s: Secret %s is optional: %t", w.object, v.Secret.SecretName, is(v.Secret.Optional, true)),
-					)
+					wrong("%s: Secret %s is optional: %t", w.object, v.Secret.SecretName, is(v.Secret.Optional, true))
 				}
 			}
 		}
-		return wrong
 	},
-	"only the first chunk of a payload is required": func(out *output) (wrong []string) {
+	"only the first chunk of a payload is required": func(out *output, wrong report) {
 		want := map[string]int{"registry": injector.MaxChunksRegistry, "registry-node": injector.MaxChunksRegistryNode}
 		for _, w := range workloads(out) {
 			chunks := payload(w.pod.Spec)
@@ -664,24 +652,19 @@ var invariants = map[string]func(out *output) []string{
 			}
 			program := program(w.program())
 			if *chunks.DefaultMode != 0o555 || len(chunks.Sources) != want[program] {
-				wrong = append(wrong, fmt.Sprintf("%s: mode %o, %d chunks", w.object, *chunks.DefaultMode, len(chunks.Sources)))
+				wrong("%s: mode %o, %d chunks", w.object, *chunks.DefaultMode, len(chunks.Sources))
 			}
 			for i, source := range chunks.Sources {
 				if optional := is(source.ConfigMap.Optional, true); optional != (i > 0) ||
 					!strings.HasSuffix(
 						source.ConfigMap.Name, fmt.Sprintf("-%s-%s-%02d", program, w.pod.Spec.NodeSelector["kubernetes.io/arch"], i),
 					) {
-					wrong = append(
-						wrong, fmt.Sprintf("%s: source %d is %s, optional %t", w.object, i, source.ConfigMap.Name, optional),
-					)
+					wrong("%s: source %d is %s, optional %t", w.object, i, source.ConfigMap.Name, optional)
 				}
 			}
 		}
-		return wrong
 	},
-	"prepare seeds every mounted payload, and all containers with one run the loader, so that the healer can help": func(
-		out *output,
-	) (wrong []string) {
+	"prepare seeds every mounted payload, and all containers with one run the loader, so that the healer can help": func(out *output, wrong report) {
 		settings := decided(out)
 		for _, w := range workloads(out) {
 			if payload(w.pod.Spec) == nil {
@@ -689,17 +672,16 @@ var invariants = map[string]func(out *output) []string{
 			}
 			seeded := settings.Programs(w.pod.Spec.NodeSelector["kubernetes.io/arch"])
 			if name := program(w.program()); !slices.Contains(seeded, name) {
-				wrong = append(wrong, fmt.Sprintf("%s mounts the payload of %s, and prepare seeds only %v", w.object, name, seeded))
+				wrong("%s mounts the payload of %s, and prepare seeds only %v", w.object, name, seeded)
 			}
 			for _, c := range containers(w.pod.Spec) {
 				if len(healers(out)) > 0 && (len(c.Command) == 0 || c.Command[0] != "/payload/loader") {
-					wrong = append(wrong, fmt.Sprintf("%s: %s does not run the loader", w.object, c.Name))
+					wrong("%s: %s does not run the loader", w.object, c.Name)
 				}
 			}
 		}
-		return wrong
 	},
-	"injected programs never pull an image": func(out *output) (wrong []string) {
+	"injected programs never pull an image": func(out *output, wrong report) {
 		for _, w := range workloads(out) {
 			for _, c := range containers(w.pod.Spec) {
 				injected := len(c.Command) > 0 && c.Command[0] == "/payload/loader"
@@ -708,24 +690,19 @@ var invariants = map[string]func(out *output) []string{
 					want = corev1.PullNever
 				}
 				if injected && c.ImagePullPolicy != want {
-					wrong = append(wrong, fmt.Sprintf("%s: imagePullPolicy %s", w.object, c.ImagePullPolicy))
+					wrong("%s: imagePullPolicy %s", w.object, c.ImagePullPolicy)
 				}
 			}
 		}
-		return wrong
 	},
-	"selectors match their own pods only": func(out *output) (wrong []string) {
+	"selectors match their own pods only": func(out *output, wrong report) {
 		pods := workloads(out)
 		for _, w := range pods {
 			if w.selector == nil {
 				continue
 			}
-			wrong = append(
-				wrong,
-				selects(
-					w.object, w.selector, pods, func(other workload) bool { return other.object.String() == w.object.String() },
-				)...,
-			)
+			own := func(other workload) bool { return other.object.String() == w.object.String() }
+			selects(w.object, w.selector, pods, own, wrong)
 		}
 		for _, s := range all[*corev1.Service](out) {
 			component := "registry"
@@ -734,53 +711,46 @@ var invariants = map[string]func(out *output) []string{
 					component = other
 				}
 			}
-			wrong = append(
-				wrong,
-				selects(
-					s.Name, metav1.SetAsLabelSelector(s.Spec.Selector), pods,
-					func(w workload) bool { return w.component() == component },
-				)...,
-			)
+			own := func(w workload) bool { return w.component() == component }
+			selects(s.Name, metav1.SetAsLabelSelector(s.Spec.Selector), pods, own, wrong)
 		}
-		return wrong
 	},
-	"no node gets two pods of a component": func(out *output) (wrong []string) {
+	"no node gets two pods of a component": func(out *output, wrong report) {
 		for _, component := range []string{"proxy", "cache", "node-config", "node-restore"} {
 			of := map[string]string{} // by architecture
 			for _, d := range daemonSets(out, component) {
 				architecture := d.Spec.Template.Spec.NodeSelector["kubernetes.io/arch"]
 				if of[architecture] != "" || architecture == "" {
-					wrong = append(wrong, fmt.Sprintf("%s and %s are for nodes of %q", of[architecture], d.Name, architecture))
+					wrong("%s and %s are for nodes of %q", of[architecture], d.Name, architecture)
 				}
 				of[architecture] = d.Name
 				// The rest of the affinity leaves nodes out by their labels: none is for some nodes by name.
 				if in, notIn := nodeFields(d.Spec.Template.Spec.Affinity); len(in)+len(notIn) > 0 {
-					wrong = append(wrong, fmt.Sprintf("%s is for %s and not for %s", d.Name, in, notIn))
+					wrong("%s is for %s and not for %s", d.Name, in, notIn)
 				}
 			}
 		}
-		return wrong
 	},
-	"names are valid and unique": func(out *output) (wrong []string) {
+	"names are valid and unique": func(out *output, wrong report) {
 		seen := map[string]bool{}
 		for _, o := range out.objects {
 			for _, problem := range validation.IsDNS1123Subdomain(o.GetName()) {
-				wrong = append(wrong, fmt.Sprintf("%s: %s", o, problem))
+				wrong("%s: %s", o, problem)
 			}
 			cluster := clusterScoped(o)
 			if len(o.GetName()) > validation.LabelValueMaxLength && !cluster {
-				wrong = append(wrong, fmt.Sprintf("%s: %d characters", o, len(o.GetName())))
+				wrong("%s: %d characters", o, len(o.GetName()))
 			}
 			if (o.GetNamespace() == "") != cluster {
-				wrong = append(wrong, fmt.Sprintf("%s: namespace %q", o, o.GetNamespace()))
+				wrong("%s: namespace %q", o, o.GetNamespace())
 			}
 			if seen[o.String()] {
-				wrong = append(wrong, fmt.Sprintf("%s: twice", o))
+				wrong("%s: twice", o)
 			}
 			seen[o.String()] = true
 			for key, value := range o.GetLabels() {
 				for _, problem := range slices.Concat(validation.IsQualifiedName(key), validation.IsValidLabelValue(value)) {
-					wrong = append(wrong, fmt.Sprintf("%s: label %s: %s", o, key, problem))
+					wrong("%s: label %s: %s", o, key, problem)
 				}
 			}
 			for _, key := range []string{
@@ -788,13 +758,13 @@ var invariants = map[string]func(out *output) []string{
 				"app.kubernetes.io/managed-by", "helm.sh/chart",
 			} {
 				if o.GetLabels()[key] == "" {
-					wrong = append(wrong, fmt.Sprintf("%s: no label %s", o, key))
+					wrong("%s: no label %s", o, key)
 				}
 			}
 		}
 		for _, s := range all[*corev1.Service](out) {
 			for _, problem := range validation.IsDNS1035Label(s.Name) {
-				wrong = append(wrong, fmt.Sprintf("Service %s: %s", s.Name, problem))
+				wrong("Service %s: %s", s.Name, problem)
 			}
 		}
 		for _, w := range workloads(out) {
@@ -804,34 +774,30 @@ var invariants = map[string]func(out *output) []string{
 			}
 			for _, source := range chunks.Sources {
 				for _, problem := range validation.IsDNS1123Subdomain(source.ConfigMap.Name) {
-					wrong = append(wrong, fmt.Sprintf("ConfigMap %s: %s", source.ConfigMap.Name, problem))
+					wrong("ConfigMap %s: %s", source.ConfigMap.Name, problem)
 				}
 			}
 		}
-		return wrong
 	},
-	"test hooks are pods only, as helm test --logs requires, and bare pods are test hooks with a deadline": func(
-		out *output,
-	) (wrong []string) {
+	"test hooks are pods only, as helm test --logs requires, and bare pods are test hooks with a deadline": func(out *output, wrong report) {
 		for _, o := range out.objects {
 			if slices.Contains(strings.Split(o.hook(), ","), "test") && o.GetKind() != "Pod" {
-				wrong = append(wrong, o.String())
+				wrong("%s", o.String())
 			}
 		}
 		for _, p := range all[*corev1.Pod](out) {
 			if p.Annotations["helm.sh/hook"] != "test" || p.Spec.RestartPolicy != corev1.RestartPolicyNever ||
 				p.Spec.ActiveDeadlineSeconds == nil || *p.Spec.ActiveDeadlineSeconds <= 60 {
-				wrong = append(wrong, p.Name)
+				wrong("%s", p.Name)
 			}
 		}
-		return wrong
 	},
-	"every Job has a deadline, and keeps its pod after a failure": func(out *output) (wrong []string) {
+	"every Job has a deadline, and keeps its pod after a failure": func(out *output, wrong report) {
 		for _, j := range all[*batchv1.Job](out) {
 			if j.Spec.ActiveDeadlineSeconds == nil || *j.Spec.ActiveDeadlineSeconds <= 30 || j.Spec.BackoffLimit == nil ||
 				*j.Spec.BackoffLimit > 3 ||
 				j.Spec.Template.Spec.RestartPolicy != corev1.RestartPolicyNever {
-				wrong = append(wrong, j.Name)
+				wrong("%s", j.Name)
 			}
 		}
 		for _, c := range all[*batchv1.CronJob](out) {
@@ -839,31 +805,29 @@ var invariants = map[string]func(out *output) []string{
 			if j.ActiveDeadlineSeconds == nil || *j.ActiveDeadlineSeconds < 120+30 || !is(j.BackoffLimit, 1) ||
 				j.PodFailurePolicy == nil || !is(j.TTLSecondsAfterFinished, 3600) ||
 				j.Template.Spec.RestartPolicy != corev1.RestartPolicyNever {
-				wrong = append(wrong, c.Name)
+				wrong("%s", c.Name)
 			}
 		}
-		return wrong
 	},
-	"CronJobs never overlap, make up for a missed run however late, keep no successful Job, and a failed one for an hour": func(out *output) (wrong []string) {
+	"CronJobs never overlap, make up for a missed run however late, keep no successful Job, and a failed one for an hour": func(out *output, wrong report) {
 		for _, c := range all[*batchv1.CronJob](out) {
 			if c.Spec.ConcurrencyPolicy != batchv1.ForbidConcurrent || c.Spec.StartingDeadlineSeconds != nil ||
 				!is(c.Spec.SuccessfulJobsHistoryLimit, 0) ||
 				!is(c.Spec.FailedJobsHistoryLimit, 1) || is(c.Spec.Suspend, true) {
-				wrong = append(wrong, fmt.Sprintf("%s: %v", c.Name, c.Spec))
+				wrong("%s: %v", c.Name, c.Spec)
 			}
 			// The API server's limit, because the names of Jobs add 11 characters.
 			if len(c.Name) > 52 {
-				wrong = append(wrong, fmt.Sprintf("%s: %d characters", c.Name, len(c.Name)))
+				wrong("%s: %d characters", c.Name, len(c.Name))
 			}
 		}
-		return wrong
 	},
-	"pods refer only to the Secrets that they need: a kubelet may read all keys": func(out *output) (wrong []string) {
+	"pods refer only to the Secrets that they need: a kubelet may read all keys": func(out *output, wrong report) {
 		for _, w := range workloads(out) {
 			for _, name := range secretsOf(w.pod.Spec) {
 				suffix, ours := strings.CutPrefix(name, fullNameOf(out))
 				if ours && !slices.Contains(podSecrets[w.component()], suffix) {
-					wrong = append(wrong, fmt.Sprintf("%s refers to Secret %s", w.object, name))
+					wrong("%s refers to Secret %s", w.object, name)
 				}
 			}
 			for _, v := range w.pod.Spec.Volumes {
@@ -872,13 +836,12 @@ var invariants = map[string]func(out *output) []string{
 				}
 				if suffix, ours := strings.CutPrefix(v.Secret.SecretName, fullNameOf(out)); ours &&
 					slices.Contains(slices.Concat(hookMade, issued), suffix) {
-					wrong = append(wrong, fmt.Sprintf("%s mounts a part of Secret %s", w.object, v.Secret.SecretName))
+					wrong("%s mounts a part of Secret %s", w.object, v.Secret.SecretName)
 				}
 			}
 		}
-		return wrong
 	},
-	"exactly the pods with a metrics listener announce its port": func(out *output) (wrong []string) {
+	"exactly the pods with a metrics listener announce its port": func(out *output, wrong report) {
 		for _, w := range workloads(out) {
 			port, annotated := w.pod.Annotations[names.AnnotationMetricsPort]
 			c := w.program()
@@ -886,10 +849,9 @@ var invariants = map[string]func(out *output) []string{
 			if annotated != serves || serves && !slices.ContainsFunc(c.Args, func(arg string) bool {
 				return strings.HasPrefix(arg, "--metrics-listen=") && strings.HasSuffix(arg, ":"+port)
 			}) {
-				wrong = append(wrong, fmt.Sprintf("%s: %s is %q", w.object, names.AnnotationMetricsPort, port))
+				wrong("%s: %s is %q", w.object, names.AnnotationMetricsPort, port)
 			}
 		}
-		return wrong
 	},
 	"pods that write node files run as root without capabilities, and mount configured directories only": nodePods,
 	"the same nodes are configured and restored, and finish knows their DaemonSets":                      nodeSets,
@@ -947,9 +909,7 @@ func TestEveryRenderingKeepsTheInvariants(t *testing.T) {
 	for name, check := range invariants {
 		t.Run(name, func(t *testing.T) {
 			for _, c := range combinations {
-				for _, wrong := range check(c.output) {
-					t.Errorf("%s: %s", c.name, wrong)
-				}
+				check(c.output, reporter(t, c.name))
 			}
 		})
 	}
@@ -977,10 +937,11 @@ func subset(values []string, of ...string) bool {
 }
 
 // selects reports pods that a selector should not match, and a selector without any match.
-func selects(who any, selector *metav1.LabelSelector, pods []workload, own func(workload) bool) (wrong []string) {
+func selects(who any, selector *metav1.LabelSelector, pods []workload, own func(workload) bool, wrong report) {
 	s, err := metav1.LabelSelectorAsSelector(selector)
 	if err != nil {
-		return []string{fmt.Sprintf("%s: %v", who, err)}
+		wrong("%s: %v", who, err)
+		return
 	}
 	found := 0
 	for _, w := range pods {
@@ -988,13 +949,12 @@ func selects(who any, selector *metav1.LabelSelector, pods []workload, own func(
 		case matches && own(w):
 			found++
 		case matches:
-			wrong = append(wrong, fmt.Sprintf("%s: selects the pods of %s", who, w.object))
+			wrong("%s: selects the pods of %s", who, w.object)
 		}
 	}
 	if found == 0 {
-		wrong = append(wrong, fmt.Sprintf("%s: selects no pods", who))
+		wrong("%s: selects no pods", who)
 	}
-	return wrong
 }
 
 // nodeFields returns the node names that an affinity requires and excludes.

@@ -153,9 +153,7 @@ func panels(t testing.TB) map[string]string {
 			Targets []struct{ Expr, RefID string }
 		}
 	}
-	if err := json.Unmarshal([]byte(config.Data["zarf-registry.json"]), &dashboard); err != nil {
-		t.Fatalf("the dashboard: %v", err)
-	}
+	require.NoError(t, json.Unmarshal([]byte(config.Data["zarf-registry.json"]), &dashboard), "the dashboard")
 	found := map[string]string{}
 	for _, panel := range dashboard.Panels {
 		if panel.Type == "row" {
@@ -186,9 +184,7 @@ type sample struct {
 func captured(t testing.TB, file string) []sample {
 	t.Helper()
 	b, err := os.ReadFile(filepath.Join("testdata", "metrics", file))
-	if err != nil {
-		t.Fatalf("%v (make e2e E2E_RUN=TestExpose, with -update, captures it: see docs/reference/monitoring.md)", err)
-	}
+	require.NoError(t, err, "make e2e E2E_RUN=TestExpose, with -update, captures it: see docs/reference/monitoring.md")
 	var found []sample
 	line := regexp.MustCompile(`^([a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{(.*)\})? (\S+)$`)
 	pair := regexp.MustCompile(`([a-zA-Z_]+)="((?:[^"\\]|\\.)*)"`)
@@ -415,9 +411,7 @@ func series(t *testing.T, changes []change) []map[string]string {
 		require.NoError(t, err)
 		if s.name == "zarf_registry_storage_used_bytes" {
 			// The disk of the capturing machine may have been nearly full.
-			if value, err = strconv.ParseFloat(size, 64); err != nil {
-				t.Fatal(err)
-			}
+			value = require.Value(strconv.ParseFloat(size, 64))(t)
 			value /= 2
 		}
 		if strings.HasSuffix(s.name, "_timestamp_seconds") && value != 0 { // 0 means never

@@ -8,7 +8,6 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -334,88 +333,28 @@ func TestJobsUseThePushedImageIfNoNodeHasTheConfiguredOne(t *testing.T) {
 		return remembers(ready(settings(mode, state.IPv4), append([]func(*state.State){with}, edits...)...))
 	}
 	unverified := func(s *state.State) { s.Phase, s.Current = state.PhasePrepared, nil }
-	a, b := node("a", "amd64"), node("b", "amd64", "docker.io/library/app:1")
-	for name, test := range map[string]struct {
-		objects []runtime.Object
-		values  []string
-		want    string // "" means the configured image
-		prefers []string
-	}{
-		"proxy mode":    {[]runtime.Object{a, b, knows(state.ModeProxy)}, nil, pushed, nil},
-		"nodeport mode": {[]runtime.Object{a, b, knows(state.ModeNodePort)}, nil, pushed, nil},
-		"a switch between modes": {
-			[]runtime.Object{a, b, knows(state.ModeNodePort)}, []string{"registryProxy=true"}, pushed, nil,
-		},
-		"an interrupted switch": {[]runtime.Object{a, b, knows(state.ModeNodePort, func(s *state.State) {
-			s.Phase, s.Desired = state.PhasePrepared, settings(state.ModeProxy, state.IPv4)
-		})}, nil, pushed, nil},
-		"only some nodes have a proxy": {
-			[]runtime.Object{a, b, knows(state.ModeProxy)}, []string{"proxy.nodeSelector={role: worker}"}, pushed, nil,
-		},
-		"nodes with the pushed image are preferred": {
-			[]runtime.Object{a, node("c", "amd64", pushed), knows(state.ModeProxy)}, nil, pushed, []string{"c"},
-		},
-		"never verified, but a node has the pushed image": {
-			[]runtime.Object{a, node("c", "amd64", pushed), knows(state.ModeProxy, unverified)}, nil, pushed, []string{"c"},
-		},
-		"pushed and not yet verified": {[]runtime.Object{a, knows(state.ModeProxy, unverified)}, nil, pushed, nil},
-		"a node has the configured image": {
-			[]runtime.Object{a, node("c", "amd64", hookImage), node("d", "amd64", pushed), knows(state.ModeProxy)}, nil, "", nil,
-		},
-		"no image was pushed": {[]runtime.Object{a, remembers(ready(settings(state.ModeProxy, state.IPv4)))}, nil, "", nil},
-		"another version": {
-			[]runtime.Object{a, node("d", "amd64", pushed), knows(state.ModeProxy)}, []string{"initHook.image.tag=0.2.0"}, "",
-			nil,
-		},
-		"a digest": {
-			[]runtime.Object{a, knows(state.ModeProxy)}, []string{"initHook.image.digest=sha256:" + strings.Repeat("a", 64)}, "",
-			nil,
-		},
-		"pulls are disabled": {[]runtime.Object{a, knows(state.ModeProxy)}, []string{"image.pullPolicy=Never"}, "", nil},
-		"the address changes during the upgrade": {
-			[]runtime.Object{a, knows(state.ModeProxy)}, []string{"port=32000"}, "", nil,
-		},
-		"the registry is removed during the upgrade": {
-			[]runtime.Object{a, knows(state.ModeProxy)}, []string{"registryURL=registry.example.com"}, "", nil,
-		},
-		"a node selector": {
-			[]runtime.Object{a, knows(state.ModeProxy)}, []string{"initHook.nodeSelector={disk: fast}"}, "", nil,
-		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			out := rendering{
-				values:  with(t, nil, append([]string{"imagePullSecrets=[{name: mine}]"}, test.values...)...),
-				cluster: newCluster(append(test.objects, kubernetes(corev1.IPv4Protocol))...),
-			}.render(t)
-			for _, job := range all[*batchv1.Job](out) {
-				spec := job.Spec.Template.Spec
-				image := spec.Containers[0].Image
-				secrets := fmt.Sprint(spec.ImagePullSecrets)
-				if test.want == "" {
-					if strings.HasPrefix(image, "127.") || secrets != "[{mine}]" || spec.NodeSelector["kubernetes.io/arch"] != "" {
-						t.Errorf("%s: image %s, pull secrets %s, node selector %s", job.Name, image, secrets, spec.NodeSelector)
-					}
-					continue
-				}
-				if image != test.want || secrets != "[{mine} {zarf-registry-pull}]" ||
-					spec.NodeSelector["kubernetes.io/arch"] != "amd64" {
-					t.Errorf("%s: image %s, pull secrets %s, node selector %s", job.Name, image, secrets, spec.NodeSelector)
-				}
-				if in, _ := nodeFields(spec.Affinity); len(in) > 0 {
-					t.Errorf("%s requires nodes %s, but any node could pull the image", job.Name, in)
-				}
-				some := slices.Contains(test.values, "proxy.nodeSelector={role: worker}")
-				if some != (spec.NodeSelector["role"] != "") {
-					t.Errorf("%s runs on nodes of %v, also without a proxy", job.Name, spec.NodeSelector)
-				}
-				prefers, _, controlPlane := preferredNodes(spec.Affinity)
-				if controlPlane != 100 {
-					t.Errorf("%s prefers control-plane nodes with weight %d", job.Name, controlPlane)
-				}
-				if !slices.Equal(prefers, test.prefers) {
-					t.Errorf("%s prefers %s, want %s", job.Name, prefers, test.prefers)
-				}
-			}
-		})
+	interrupted := func(s *state.State) {
+		s.Phase, s.Desired = state.PhasePrepared, settings(state.ModeProxy, state.IPv4)
 	}
+	a, b, c := node("a", "amd64"), node("b", "amd64", "docker.io/library/app:1"), node("c", "amd64", pushed)
+	proxy, nodePort := knows(state.ModeProxy), knows(state.ModeNodePort)
+	inSituations(t, "pushed-image", map[string]situation{
+		"proxy mode":                                      {objects: objects{a, b, proxy}},
+		"nodeport mode":                                   {objects: objects{a, b, nodePort}},
+		"a switch between modes":                          {objects: objects{a, b, nodePort}, values: []string{"registryProxy=true"}},
+		"an interrupted switch":                           {objects: objects{a, b, knows(state.ModeNodePort, interrupted)}},
+		"only some nodes have a proxy":                    {objects: objects{a, b, proxy}, values: []string{"proxy.nodeSelector={role: worker}"}},
+		"nodes with the pushed image are preferred":       {objects: objects{a, c, proxy}},
+		"never verified, but a node has the pushed image": {objects: objects{a, c, knows(state.ModeProxy, unverified)}},
+		"pushed and not yet verified":                     {objects: objects{a, knows(state.ModeProxy, unverified)}},
+		"a node has the configured image":                 {objects: objects{a, node("d", "amd64", hookImage), c, proxy}},
+		"no image was pushed":                             {objects: objects{a, remembers(ready(settings(state.ModeProxy, state.IPv4)))}},
+		"another version":                                 {objects: objects{a, c, proxy}, values: []string{"initHook.image.tag=0.2.0"}},
+		"a digest": {objects: objects{a, proxy},
+			values: []string{"initHook.image.digest=sha256:" + strings.Repeat("a", 64)}},
+		"pulls are disabled":                         {objects: objects{a, proxy}, values: []string{"image.pullPolicy=Never"}},
+		"the address changes during the upgrade":     {objects: objects{a, proxy}, values: []string{"port=32000"}},
+		"the registry is removed during the upgrade": {objects: objects{a, proxy}, values: []string{"registryURL=registry.example.com"}},
+		"a node selector":                            {objects: objects{a, proxy}, values: []string{"initHook.nodeSelector={disk: fast}"}},
+	}, hookPods, "registryProxy=null", "imagePullSecrets=[{name: mine}]")
 }

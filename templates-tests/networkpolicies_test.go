@@ -2,11 +2,12 @@ package templates
 
 import (
 	"encoding/json"
-	"fmt"
 	"slices"
 	"testing"
 
 	networkingv1 "k8s.io/api/networking/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
 
 	"github.com/zarf-dev/zarf-registry/test/require"
 )
@@ -26,9 +27,9 @@ func TestNetworkPolicies(t *testing.T) {
 }
 
 // unguarded reports pods that no NetworkPolicy selects.
-func unguarded(out *output) (wrong []string) {
+func unguarded(out *output, wrong report) {
 	if out.value("networkPolicy.enabled") == false {
-		return nil
+		return
 	}
 	for _, w := range workloads(out) {
 		if decidedMode(out) == "external" && !w.ofNodes() {
@@ -36,13 +37,12 @@ func unguarded(out *output) (wrong []string) {
 		}
 		policies := all[*networkingv1.NetworkPolicy](out)
 		guarded := slices.ContainsFunc(policies, func(p *networkingv1.NetworkPolicy) bool {
-			selected := selects(p.Name, &p.Spec.PodSelector, []workload{w}, func(workload) bool { return true })
-			return len(selected) == 0
+			selected, err := metav1.LabelSelectorAsSelector(&p.Spec.PodSelector)
+			return err == nil && selected.Matches(labels.Set(w.pod.Labels))
 		})
 		// A policy has no effect on pods in the network of their node.
 		if !guarded && !w.pod.Spec.HostNetwork {
-			wrong = append(wrong, fmt.Sprintf("%s: no policy", w.object))
+			wrong("%s: no policy", w.object)
 		}
 	}
-	return wrong
 }

@@ -51,9 +51,7 @@ func nodeConfig(t testing.TB, out *output) noderuntime.Config {
 		}
 		decoder := json.NewDecoder(strings.NewReader(string(s.Data[noderuntime.KeyConfig])))
 		decoder.DisallowUnknownFields()
-		if err := decoder.Decode(&config); err != nil {
-			t.Fatalf("%s: %v", s.Name, err)
-		}
+		require.NoError(t, decoder.Decode(&config), s.Name)
 	}
 	return config
 }
@@ -150,16 +148,8 @@ func TestNodeConfiguration(t *testing.T) {
 			[]runtime.Object{leftFiles(state.ModeProxy, containerdCerts)}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			r := rendering{values: proxyMode(t, test.values...)}
-			if test.objects != nil {
-				r.cluster = newCluster(append(test.objects, kubernetes(corev1.IPv4Protocol))...)
-			}
-			out := r.render(t)
-			var text strings.Builder
-			for _, value := range []any{nodeConfig(t, out), decided(out).NodeConfig} {
-				text.WriteString(mustYAML(t, value))
-			}
-			golden.Check(t, name, text.String())
+			out := situation{objects: test.objects, values: test.values}.rendering(t).render(t)
+			golden.Check(t, name, mustYAML(t, nodeConfig(t, out))+mustYAML(t, decided(out).NodeConfig))
 		})
 	}
 }
@@ -295,11 +285,11 @@ func TestReferencedCertificateDirectoriesAreMounted(t *testing.T) {
 
 // nodePods reports violations by pods that write node files: they run as root, but without
 // capabilities, and mount only the directories that they need.
-func nodePods(out *output) (wrong []string) {
+func nodePods(out *output, wrong report) {
 	var config noderuntime.Config
 	for _, s := range configSecrets(out) {
 		if err := json.Unmarshal(s.Data[noderuntime.KeyConfig], &config); err != nil {
-			wrong = append(wrong, fmt.Sprintf("%s: %v", s.Name, err))
+			wrong("%s: %v", s.Name, err)
 		}
 	}
 	for _, w := range workloads(out) {
@@ -308,7 +298,7 @@ func nodePods(out *output) (wrong []string) {
 			continue
 		}
 		say := func(format string, args ...any) {
-			wrong = append(wrong, fmt.Sprintf("%s: %s", w.object, fmt.Sprintf(format, args...)))
+			wrong("%s: %s", w.object, fmt.Sprintf(format, args...))
 		}
 		if spec.HostPID || spec.HostIPC || spec.HostNetwork || len(spec.InitContainers) != 1 || len(spec.Containers) != 1 {
 			say("it shares a namespace of the node, or has other containers")
@@ -392,7 +382,6 @@ func nodePods(out *output) (wrong []string) {
 			}
 		}
 	}
-	return wrong
 }
 
 // configSecrets returns the Secrets with the configuration of the nodes.
@@ -401,7 +390,7 @@ func configSecrets(out *output) []*corev1.Secret {
 }
 
 // nodeSets reports violations by the DaemonSets that write or restore node files.
-func nodeSets(out *output) (wrong []string) {
+func nodeSets(out *output, wrong report) {
 	groups := map[string][]string{}
 	var names []string
 	for _, component := range []string{"node-config", "node-restore"} {
@@ -409,10 +398,10 @@ func nodeSets(out *output) (wrong []string) {
 			groups[component] = append(groups[component], d.Spec.Selector.MatchLabels["zarf-registry/nodes"])
 			rolling := d.Spec.UpdateStrategy.RollingUpdate
 			if rolling == nil || rolling.MaxUnavailable == nil || rolling.MaxSurge != nil {
-				wrong = append(wrong, d.Name+": wrong selector or update strategy")
+				wrong("%s: wrong selector or update strategy", d.Name)
 			}
 			if (d.Annotations["helm.sh/hook"] == "pre-delete") != (component == "node-restore") {
-				wrong = append(wrong, fmt.Sprintf("%s: hook %q", d.Name, d.Annotations["helm.sh/hook"]))
+				wrong("%s: hook %q", d.Name, d.Annotations["helm.sh/hook"])
 			}
 			if component == "node-config" {
 				names = append(names, d.Name)
@@ -420,9 +409,7 @@ func nodeSets(out *output) (wrong []string) {
 		}
 	}
 	if !slices.Equal(groups["node-config"], groups["node-restore"]) {
-		wrong = append(
-			wrong, fmt.Sprintf("configured groups %s, restored groups %s", groups["node-config"], groups["node-restore"]),
-		)
+		wrong("configured groups %s, restored groups %s", groups["node-config"], groups["node-restore"])
 	}
 	if sets := daemonSets(out, "proxy"); len(sets) > 0 && len(names) > 0 &&
 		sets[0].Spec.Template.Spec.Containers[0].Command[0] == "/payload/loader" {
@@ -431,11 +418,11 @@ func nodeSets(out *output) (wrong []string) {
 			proxied = append(proxied, d.Spec.Selector.MatchLabels["zarf-registry/proxies"])
 		}
 		if !slices.Equal(proxied, groups["node-config"]) {
-			wrong = append(wrong, fmt.Sprintf("groups with proxies %s, configured groups %s", proxied, groups["node-config"]))
+			wrong("groups with proxies %s, configured groups %s", proxied, groups["node-config"])
 		}
 	}
 	if known := decided(out).NodeConfig.DaemonSets; !slices.Equal(names, known) {
-		wrong = append(wrong, fmt.Sprintf("rendered %s, known to finish %s", names, known))
+		wrong("rendered %s, known to finish %s", names, known)
 	}
 	var data []map[string][]byte
 	for _, s := range configSecrets(out) {
@@ -443,9 +430,8 @@ func nodeSets(out *output) (wrong []string) {
 	}
 	if len(data) > 0 && (len(data) != 2 || !maps.EqualFunc(data[0], data[1], slices.Equal)) ||
 		(len(data) > 0) != (len(names) > 0) {
-		wrong = append(wrong, fmt.Sprintf("%d Secrets, or prepare does not check what is applied", len(data)))
+		wrong("%d Secrets, or prepare does not check what is applied", len(data))
 	}
-	return wrong
 }
 
 // The main container never runs its image's own program: with the healer that image may change.
@@ -465,9 +451,11 @@ func TestNodeConfigPodsPauseAfterwards(t *testing.T) {
 				t.Errorf("%s: %s runs %s %s", sets, d.Name, c.Command, c.Args)
 			}
 		}
-		if wrong := append(nodePods(out), nodeSets(out)...); len(wrong) > 0 || len(found) != 2 {
-			t.Errorf("%s: %d DaemonSets: %s", sets, len(found), wrong)
+		if len(found) != 2 {
+			t.Errorf("%s: %d DaemonSets", sets, len(found))
 		}
+		nodePods(out, reporter(t, sets...))
+		nodeSets(out, reporter(t, sets...))
 	}
 }
 

@@ -232,9 +232,7 @@ func TestNamespaceOverrideAppliesToAllObjects(t *testing.T) {
 			}
 		}
 		for name, check := range invariants {
-			for _, wrong := range check(out) {
-				t.Errorf("%s: %s", name, wrong)
-			}
+			check(out, reporter(t, name))
 		}
 	}
 }

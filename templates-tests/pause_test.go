@@ -3,6 +3,7 @@ package templates
 import (
 	"context"
 	"encoding/json"
+	"fmt"
 	"maps"
 	"regexp"
 	"slices"
@@ -46,94 +47,44 @@ func recorded(reference string, reason state.PauseReason) *corev1.Secret {
 	}))
 }
 
+// The golden file has what the Jobs are told, and how all pods with a program get the image.
 func TestPauseImages(t *testing.T) {
-	for name, test := range map[string]struct {
-		objects []runtime.Object
-		values  []string
-		want    string
-		source  state.Source
-		reason  state.PauseReason
-		pulled  bool
-	}{
-		"nothing can be seen: an official image": {nil, nil, defaultPause, "default", "default", false},
-		"nodes that report nothing":              {[]runtime.Object{node("a", "amd64")}, nil, defaultPause, "default", "default", false},
-		"the one of most nodes, not the newest": {
-			[]runtime.Object{named("a", k8sPause+"@"+pause39, k8sPause+":3.9"), named("b", k8sPause+"@"+pause39),
-				named("c", k8sPause+"@"+pause310, k8sPause+":3.10")}, nil, k8sPause + "@" + pause39, "cluster", "digest", false,
-		},
+	of39, of310 := named("a", k8sPause+"@"+pause39), named("a", k8sPause+"@"+pause310)
+	byName := named("a", k8sPause+":3.9")
+	inSituations(t, "pause", map[string]situation{
+		"nothing can be seen: an official image": {},
+		"nodes that report nothing":              {objects: objects{node("a", "amd64")}},
+		"the one of most nodes, not the newest": {objects: objects{named("a", k8sPause+"@"+pause39, k8sPause+":3.9"),
+			named("b", k8sPause+"@"+pause39), named("c", k8sPause+"@"+pause310, k8sPause+":3.10")}},
 		"of as many nodes, the first by name": {
-			[]runtime.Object{named("a", "b.example/pause@"+pause39), named("b", "a.example/pause@"+pause310)}, nil,
-			"a.example/pause@" + pause310, "cluster", "digest", false,
-		},
+			objects: objects{named("a", "b.example/pause@"+pause39), named("b", "a.example/pause@"+pause310)}},
 		"an official digest in any repository": {
-			[]runtime.Object{named("a", "mirror.internal:5000/k8s/seed@"+pause39, "mirror.internal:5000/k8s/seed:1")}, nil,
-			"mirror.internal:5000/k8s/seed@" + pause39, "cluster", "digest", false,
-		},
+			objects: objects{named("a", "mirror.internal:5000/k8s/seed@"+pause39, "mirror.internal:5000/k8s/seed:1")}},
 		"a digest before a name, whatever the numbers": {
-			[]runtime.Object{named("a", k8sPause+":3.9"), named("b", k8sPause+":3.9"), named("c", "a.example/p@"+pause310)}, nil,
-			"a.example/p@" + pause310, "cluster", "digest", false,
-		},
-		"a well-known name without a digest": {
-			[]runtime.Object{named("a", k8sPause+":3.9")}, nil, k8sPause + ":3.9", "cluster", "name", false,
-		},
-		"a well-known name with an unknown digest": {
-			[]runtime.Object{named("a", k8sPause+"@"+unofficial, k8sPause+":9")}, nil, k8sPause + "@" + unofficial, "cluster",
-			"name", false,
-		},
-		"K3s": {
-			[]runtime.Object{named("a", "docker.io/rancher/mirrored-pause:3.6")}, nil, "docker.io/rancher/mirrored-pause:3.6",
-			"cluster", "name", false,
-		},
-		"the recorded one, when other nodes join": {
-			[]runtime.Object{recorded(k8sPause+"@"+pause39, state.PauseDigest), named("a", k8sPause+"@"+pause310)}, nil,
-			k8sPause + "@" + pause39, "state", "digest", false,
-		},
-		"the recorded one, when no node can be seen": {
-			[]runtime.Object{recorded(k8sPause+"@"+unofficial, state.PauseName)}, nil, k8sPause + "@" + unofficial, "state",
-			"name", false,
-		},
+			objects: objects{byName, named("b", k8sPause+":3.9"), named("c", "a.example/p@"+pause310)}},
+		"a well-known name without a digest":       {objects: objects{byName}},
+		"a well-known name with an unknown digest": {objects: objects{named("a", k8sPause+"@"+unofficial, k8sPause+":9")}},
+		"K3s": {objects: objects{named("a", "docker.io/rancher/mirrored-pause:3.6")}},
+		"the recorded one, when other nodes join":    {objects: objects{recorded(k8sPause+"@"+pause39, state.PauseDigest), of310}},
+		"the recorded one, when no node can be seen": {objects: objects{recorded(k8sPause+"@"+unofficial, state.PauseName)}},
 		"a recorded one of the values stays if a rule trusts it, and may be pulled": {
-			[]runtime.Object{recorded("a.example/x@"+pause39, state.PauseValue), named("a", k8sPause+"@"+pause310)}, nil,
-			"a.example/x@" + pause39, "state", "value", true,
-		},
-		"a recorded name of a registry that is now served": {
-			[]runtime.Object{recorded(k8sPause+":3.9", state.PauseName), named("a", k8sPause+"@"+pause310)},
-			[]string{"nodeConfig.mirrors=[registry.k8s.io]"}, k8sPause + "@" + pause310, "cluster", "digest", false,
-		},
-		"the values": {
-			[]runtime.Object{recorded(k8sPause+"@"+pause39, state.PauseDigest), named("a", k8sPause+"@"+pause39)},
-			[]string{"injector.image=a.example/x:1"}, "a.example/x:1", "value", "value", true,
-		},
-		"without the healer it may be pulled": {
-			[]runtime.Object{named("a", k8sPause+"@"+pause39)}, []string{"healer.enabled=false"}, k8sPause + "@" + pause39,
-			"cluster", "digest", true,
-		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			out := rendering{values: proxyMode(t, append(test.values, "injector.architectures=[amd64]")...),
-				cluster: newCluster(append(test.objects, kubernetes(corev1.IPv4Protocol))...)}.render(t)
-			want := jobsettings.PauseImage{Source: test.source,
-				PauseImage: state.PauseImage{Reference: test.want, Reason: test.reason}}
-			if diff := cmp.Diff(want, decided(out).Injector.PauseImages["amd64"]); diff != "" {
-				t.Error(diff)
-			}
-			policy := map[bool]corev1.PullPolicy{false: corev1.PullNever, true: corev1.PullIfNotPresent}[test.pulled]
-			checked := 0
-			for _, w := range workloads(out) {
-				for _, c := range containers(w.pod.Spec) {
-					if len(c.Command) > 0 && c.Command[0] == "/payload/loader" {
-						checked++
-						if c.Image != test.want || c.ImagePullPolicy != policy {
-							t.Errorf("%s: image %s, %s", w.object, c.Image, c.ImagePullPolicy)
-						}
-					}
+			objects: objects{recorded("a.example/x@"+pause39, state.PauseValue), of310}},
+		"a recorded name of a registry that is now served": {objects: objects{recorded(k8sPause+":3.9", state.PauseName), of310},
+			values: []string{"nodeConfig.mirrors=[registry.k8s.io]"}},
+		"the values": {objects: objects{recorded(k8sPause+"@"+pause39, state.PauseDigest), of39},
+			values: []string{"injector.image=a.example/x:1"}},
+		"without the healer it may be pulled": {objects: objects{of39}, values: []string{"healer.enabled=false"}},
+	}, func(out *output) string {
+		image, pods := decided(out).Injector.PauseImages["amd64"], map[string]int{}
+		for _, w := range workloads(out) {
+			for _, c := range containers(w.pod.Spec) {
+				if len(c.Command) > 0 && c.Command[0] == "/payload/loader" {
+					pods[c.Image+" ("+string(c.ImagePullPolicy)+")"]++
 				}
 			}
-			if checked < 2 {
-				t.Errorf("%d containers were checked", checked)
-			}
-		})
-	}
+		}
+		return fmt.Sprintf("%s (%s, %s)\nin containers: %v", image.Reference, image.Source, image.Reason, pods)
+	}, "injector.architectures=[amd64]")
 }
 
 // hostile are images that must not carry programs. All of them, and a good one, are on every node.

@@ -35,16 +35,15 @@ func rules(out *output) map[string][]string {
 }
 
 // wrongBindings reports roles that are not bound to the ServiceAccount of their component alone.
-func wrongBindings(out *output) (wrong []string) {
+func wrongBindings(out *output, wrong report) {
 	for _, o := range out.objects {
 		switch r := o.typed.(type) {
 		case *rbacv1.RoleBinding:
-			wrong = append(wrong, wrongBinding(out, o, r.RoleRef, r.Subjects)...)
+			wrongBinding(out, o, r.RoleRef, r.Subjects, wrong)
 		case *rbacv1.ClusterRoleBinding:
-			wrong = append(wrong, wrongBinding(out, o, r.RoleRef, r.Subjects)...)
+			wrongBinding(out, o, r.RoleRef, r.Subjects, wrong)
 		}
 	}
-	return wrong
 }
 
 // The golden file has each rule of each role, and when the chart renders it.
@@ -134,7 +133,7 @@ func ruleTexts(rules []rbacv1.PolicyRule, fullName string) []string {
 
 // wrongBinding reports a binding whose only subject is not the ServiceAccount of its component, or
 // whose role is neither of that component nor a SecurityContextConstraint of OpenShift.
-func wrongBinding(out *output, binding object, role rbacv1.RoleRef, subjects []rbacv1.Subject) (wrong []string) {
+func wrongBinding(out *output, binding object, role rbacv1.RoleRef, subjects []rbacv1.Subject, wrong report) {
 	const label = "app.kubernetes.io/component"
 	component := binding.GetLabels()[label]
 	is := func(kind, name string) func(object) bool {
@@ -146,17 +145,17 @@ func wrongBinding(out *output, binding object, role rbacv1.RoleRef, subjects []r
 	if constraint == "" || role.Kind != "ClusterRole" || role.Name != "system:openshift:scc:"+constraint {
 		i := slices.IndexFunc(out.objects, is(role.Kind, role.Name))
 		if i < 0 || role.Kind == "Role" && out.objects[i].GetNamespace() != binding.GetNamespace() {
-			wrong = append(wrong, fmt.Sprintf("%s: %s %s is not a role of %s", binding, role.Kind, role.Name, component))
+			wrong("%s: %s %s is not a role of %s", binding, role.Kind, role.Name, component)
 		}
 	}
 	if len(subjects) != 1 || subjects[0].Kind != "ServiceAccount" {
-		return append(wrong, fmt.Sprintf("%s: its subjects are %v", binding, subjects))
+		wrong("%s: its subjects are %v", binding, subjects)
+		return
 	}
 	i := slices.IndexFunc(out.objects, is("ServiceAccount", subjects[0].Name))
 	if i < 0 || out.objects[i].GetNamespace() != subjects[0].Namespace {
-		wrong = append(wrong, fmt.Sprintf("%s: %v is not a ServiceAccount of %s", binding, subjects[0], component))
+		wrong("%s: %v is not a ServiceAccount of %s", binding, subjects[0], component)
 	}
-	return wrong
 }
 
 // pkiValues are values that no values file has.

@@ -49,9 +49,7 @@ func policyObjects(t *testing.T, file string) []runtime.Object {
 	var found []runtime.Object
 	for _, document := range documents(string(text)) {
 		o, err := decode(document)
-		if err != nil {
-			t.Fatalf("%s: %v", file, err)
-		}
+		require.NoError(t, err, file)
 		found = append(found, o.typed)
 	}
 	return found

@@ -91,13 +91,9 @@ func TestEveryPortIsInTheSecurityDocument(t *testing.T) {
 	number := func(values map[string]any, path string) int {
 		merged := chartutil.Values(chartutil.CoalesceTables(with(t, values), defaults.AsMap()))
 		value, err := merged.PathValue(path)
-		if err != nil {
-			t.Fatalf("%s: %s: %v", securityDocument, path, err)
-		}
+		require.NoError(t, err, securityDocument, path)
 		n, err := strconv.Atoi(fmt.Sprint(value))
-		if err != nil {
-			t.Fatalf("%s: %s: %v", securityDocument, path, err)
-		}
+		require.NoError(t, err, securityDocument, path)
 		return n
 	}
 	seen := map[documentedPort]bool{}

@@ -89,9 +89,7 @@ func (o object) hook() string { return o.GetAnnotations()["helm.sh/hook"] }
 func loadChart(t testing.TB) *chart.Chart {
 	t.Helper()
 	c, err := loadSource()
-	if err != nil {
-		t.Fatalf("loading the chart: %v", err)
-	}
+	require.NoError(t, err, "loading the chart")
 	return c
 }
 
@@ -323,9 +321,7 @@ var compiled = sync.OnceValues(func() (*jsonschema.Schema, error) {
 func (r rendering) render(t testing.TB) *output {
 	t.Helper()
 	out, err := r.try(t)
-	if err != nil {
-		t.Fatalf("rendering: %v", err)
-	}
+	require.NoError(t, err, "rendering")
 	if len(out.objects) == 0 {
 		t.Fatal("rendering: no objects")
 	}
@@ -437,8 +433,7 @@ func (o *output) text() string {
 
 func mustYAML(t testing.TB, value any) string {
 	t.Helper()
-	b := require.Value(yaml.Marshal(value))(t)
-	return string(b)
+	return string(require.Value(yaml.Marshal(value))(t))
 }
 
 // ciValues returns all values files by name: those of ci/, which chart-testing installs
@@ -480,9 +475,7 @@ func valuesFiles(t testing.TB, pattern, suffix string) map[string]map[string]any
 	for _, file := range files {
 		b := require.Value(os.ReadFile(file))(t)
 		var values map[string]any
-		if err := yaml.UnmarshalStrict(b, &values); err != nil {
-			t.Fatalf("%s: %v", file, err)
-		}
+		require.NoError(t, yaml.UnmarshalStrict(b, &values), file)
 		found[strings.TrimSuffix(filepath.Base(file), suffix)] = values
 	}
 	return found
@@ -542,9 +535,7 @@ func renderAll(t testing.TB, renderings []rendering) []*output {
 			return err
 		})
 	}
-	if err := group.Wait(); err != nil {
-		t.Fatalf("rendering: %v", err)
-	}
+	require.NoError(t, group.Wait(), "rendering")
 	return outputs
 }
 
@@ -577,9 +568,7 @@ func with(t testing.TB, values map[string]any, sets ...string) map[string]any {
 			t.Fatalf("%q is not path=value", set)
 		}
 		var value any
-		if err := yaml.Unmarshal([]byte(text), &value); err != nil {
-			t.Fatalf("%q: %v", set, err)
-		}
+		require.NoError(t, yaml.Unmarshal([]byte(text), &value), set)
 		keys := strings.Split(name, ".")
 		at := copied
 		for _, key := range keys[:len(keys)-1] {

@@ -39,9 +39,7 @@ func readYAML(t testing.TB, file string) *yaml3.Node {
 	t.Helper()
 	b := require.Value(os.ReadFile(filepath.Join(chartDir, file)))(t)
 	var document yaml3.Node
-	if err := yaml3.Unmarshal(b, &document); err != nil {
-		t.Fatalf("%s: %v", file, err)
-	}
+	require.NoError(t, yaml3.Unmarshal(b, &document), file)
 	return document.Content[0]
 }
 
