@@ -885,6 +885,22 @@ func (b *bench) upgrade(mode state.Mode) {
 	b.mustFinish()
 }
 
+// upgraded returns a bench with an installation in a mode.
+func upgraded(t *testing.T, mode state.Mode) *bench {
+	t.Helper()
+	b := newBench(t)
+	b.upgrade(mode)
+	return b
+}
+
+// switching returns a bench with an installation in a mode, and a helm upgrade to another mode up to finish.
+func switching(t *testing.T, from, to state.Mode) *bench {
+	t.Helper()
+	b := upgraded(t, from)
+	b.begin(to)
+	return b
+}
+
 // mustFail checks an error and whether it is a Refusal.
 func (b *bench) mustFail(err error, refused bool, want ...string) {
 	b.Helper()

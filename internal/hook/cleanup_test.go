@@ -46,8 +46,7 @@ func TestCleanupDeletesOnlyObjectsOfTheRelease(t *testing.T) {
 	t.Parallel()
 	for _, mode := range allModes {
 		t.Run(string(mode), func(t *testing.T) {
-			b := newBench(t)
-			b.upgrade(mode)
+			b := upgraded(t, mode)
 			otherRelease := func(name, component string) metav1.ObjectMeta {
 				m := meta(name, component)
 				m.Labels["app.kubernetes.io/instance"] = "another-release"
@@ -86,8 +85,7 @@ func TestCleanupDeletesTheProposalIfItConfiguresNodes(t *testing.T) {
 	const name = "zarf-registry-node-config-proposal"
 	for _, configures := range []bool{true, false} {
 		t.Run(fmt.Sprint(configures), func(t *testing.T) {
-			b := newBench(t)
-			b.upgrade(state.ModeProxy)
+			b := upgraded(t, state.ModeProxy)
 			if configures {
 				b.hook.Settings.NodeConfig.Directories = []string{"/etc/rancher/k3s"}
 			}
@@ -129,8 +127,7 @@ func TestCleanupKeepsUserSecretsInEachPKIMode(t *testing.T) {
 
 func TestCleanupKeepsServiceOfAnotherOwner(t *testing.T) {
 	t.Parallel()
-	b := newBench(t)
-	b.upgrade(state.ModeProxy)
+	b := upgraded(t, state.ModeProxy)
 	b.remove("services", serviceName)
 	s := nodePortService()
 	s.Labels["app.kubernetes.io/instance"] = "another-release"
@@ -152,9 +149,7 @@ func TestCleanupInTheMiddleOfASwitch(t *testing.T) {
 				t.Parallel()
 				synctest.Test(t, func(t *testing.T) {
 					killedAtEachWrite(t, func() *bench {
-						b := newBench(t)
-						b.upgrade(from)
-						b.begin(to)
+						b := switching(t, from, to)
 						return b
 					}, func(b *bench) error { return b.hook.Finish(t.Context()) }, func(b *bench) {
 						b.must(b.hook.Cleanup(t.Context()))
@@ -186,8 +181,7 @@ func TestCleanupRefusesToRunTogetherWithTheOtherJobs(t *testing.T) {
 		"run by hand after the Job was refused": {apart: 2 * time.Second, ended: true},
 	} {
 		t.Run(name, func(t *testing.T) {
-			b := newBench(t)
-			b.upgrade(state.ModeProxy)
+			b := upgraded(t, state.ModeProxy)
 			made := time.Date(2026, 11, 22, 0, 0, 0, 0, time.UTC)
 			for _, name := range []string{"zarf-registry-prepare", "zarf-registry-finish", "zarf-registry-cleanup"} {
 				job := &batchv1.Job{ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: "zarf",

@@ -189,8 +189,7 @@ func TestRotatePullCredentialKeepsListenerState(t *testing.T) {
 	t.Parallel()
 	for _, mode := range []state.Mode{state.ModeNodePort, state.ModeProxy} {
 		subtest(t, string(mode), func(t *testing.T) {
-			b := newBench(t)
-			b.upgrade(state.ModeNodePort)
+			b := upgraded(t, state.ModeNodePort)
 			if mode == state.ModeProxy {
 				b.upgrade(mode)
 			}
@@ -219,8 +218,7 @@ func TestRotatePullCredentialKeepsListenerState(t *testing.T) {
 
 func TestACredentialWithoutDataIsReplaced(t *testing.T) {
 	t.Parallel()
-	b := newBench(t)
-	b.upgrade(state.ModeNodePort)
+	b := upgraded(t, state.ModeNodePort)
 	b.changeSecret("zarf-registry-credentials", func(s *corev1.Secret) { s.Data = nil })
 	b.upgrade(state.ModeNodePort)
 	b.checkCredential("zarf-push", "")

@@ -81,8 +81,7 @@ func TestFinishVerifiesMirrors(t *testing.T) {
 
 func TestFinishInExternalModeOnlyRecordsAndDeletes(t *testing.T) {
 	t.Parallel()
-	b := newBench(t)
-	b.upgrade(state.ModeExternal)
+	b := upgraded(t, state.ModeExternal)
 	b.checkFinished()
 	if len(b.probePods) != 0 || len(b.registry.pushed) != 0 {
 		t.Error("it verified pulls or pushed")
@@ -91,8 +90,7 @@ func TestFinishInExternalModeOnlyRecordsAndDeletes(t *testing.T) {
 
 func TestFinishRequiresPrepare(t *testing.T) {
 	t.Parallel()
-	b := newBench(t)
-	b.upgrade(state.ModeNodePort)
+	b := upgraded(t, state.ModeNodePort)
 	b.mode(state.ModeProxy)
 	b.mustFail(b.hook.Finish(t.Context()), true, "prepare recorded nodeport mode at 127.0.0.1:31999",
 		"asked for proxy mode")
@@ -108,8 +106,7 @@ func TestFinishRequiresPrepare(t *testing.T) {
 
 func TestFinishWithoutVerificationRecordsNoVerifiedMode(t *testing.T) {
 	simulate(t, func(t *testing.T) {
-		b := newBench(t)
-		b.upgrade(state.ModeNodePort)
+		b := upgraded(t, state.ModeNodePort)
 		b.hook.Settings.Finish.VerifyPulls = false
 		b.upgrade(state.ModeNodePort)
 		if s := b.state(); s.Phase != state.PhasePrepared || s.Current == nil || s.Current.Mode != state.ModeNodePort {
@@ -200,8 +197,7 @@ func TestReplicaOnNotReadyNodeDoesNotBlockFinish(t *testing.T) {
 
 func TestPreviousProxiesWithTheSameHostPortAreDeletedFirst(t *testing.T) {
 	simulate(t, func(t *testing.T) {
-		b := newBench(t)
-		b.upgrade(state.ModeProxy)
+		b := upgraded(t, state.ModeProxy)
 		// The group was renamed: n1's new proxy waits for the host port of the previous one.
 		b.remove("daemonsets", proxyName)
 		b.remove("pods", "proxy-n1", "proxy-n2")
@@ -247,8 +243,7 @@ func TestPreviousProxiesAreDeletedAfterVerification(t *testing.T) {
 
 func TestFinishByHandInProxyModeKeepsAllProxies(t *testing.T) {
 	t.Parallel()
-	b := newBench(t)
-	b.upgrade(state.ModeProxy)
+	b := upgraded(t, state.ModeProxy)
 	b.hook.Settings.Proxy.DaemonSets = nil
 	b.mustFinish()
 	b.checkFinished()

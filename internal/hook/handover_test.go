@@ -64,8 +64,7 @@ func TestAProxyThatKeepsThePreviousProgramFailsFinish(t *testing.T) {
 
 func TestProxiesThatCannotBeAskedHoldUpNothing(t *testing.T) {
 	simulate(t, func(t *testing.T) {
-		b := newBench(t)
-		b.upgrade(state.ModeProxy)
+		b := upgraded(t, state.ModeProxy)
 		forbidden := errors.New("tunnels are forbidden")
 		b.mute = map[string]error{"proxy-n1": forbidden, "proxy-n2": forbidden}
 		begin := time.Now()

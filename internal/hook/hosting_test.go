@@ -74,8 +74,7 @@ func TestAdvertisesRegistry(t *testing.T) {
 
 func TestAdvertisementFollowsTheRelease(t *testing.T) {
 	t.Parallel()
-	b := newBench(t)
-	b.upgrade(state.ModeProxy)
+	b := upgraded(t, state.ModeProxy)
 	b.hook.Settings.Expose.Address = "registry.example.com"
 	b.upgrade(state.ModeProxy)
 	if got := b.hosting()["host"]; got != "registry.example.com" {

@@ -451,8 +451,7 @@ func TestPreflightNamesMissingPermission(t *testing.T) {
 func TestPreflightDoesNotBlameTheOwnService(t *testing.T) {
 	t.Parallel()
 	for _, mode := range []state.Mode{state.ModeProxy, state.ModeNodePort} {
-		b := newBench(t)
-		b.upgrade(mode)
+		b := upgraded(t, mode)
 		b.answer("list", "services", forbiddenBy("list", "services"))
 		b.admit = refuseServices(invalidPort("provided port is already allocated"))
 		b.upgrade(mode)

@@ -225,8 +225,7 @@ func TestPullCredentialFollowsAddress(t *testing.T) {
 func TestPrepareWaitsForListenerOfRunningRegistry(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		b := newBench(t)
-		b.upgrade(state.ModeProxy)
+		b := upgraded(t, state.ModeProxy)
 		b.mode(state.ModeNodePort)
 		b.mustPrepare()
 		if !b.registry.open {
@@ -245,8 +244,7 @@ func TestPrepareWaitsForListenerOfRunningRegistry(t *testing.T) {
 			"pod zarf/zarf-registry-1: i/o timeout"},
 	} {
 		subtest(t, name, func(t *testing.T) {
-			b := newBench(t)
-			b.upgrade(state.ModeProxy)
+			b := upgraded(t, state.ModeProxy)
 			c.change(b.registry)
 			b.mode(state.ModeNodePort)
 			b.mustFail(b.hook.Prepare(t.Context()), false, c.want, "Secret zarf/zarf-registry-auth", "see the log of that pod")

@@ -35,8 +35,7 @@ func (b *bench) checkAuth(open bool) {
 func TestTheRegistrysSecretHasHashesOnly(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		b := newBench(t)
-		b.upgrade(state.ModeProxy)
+		b := upgraded(t, state.ModeProxy)
 		b.checkAuth(false)
 		b.upgrade(state.ModeNodePort)
 		b.checkAuth(true)
@@ -59,8 +58,7 @@ func TestTheRegistrysSecretHasHashesOnly(t *testing.T) {
 // The registry serves the node port until finish has switched.
 func TestASwitchWritesTheRegistrysSecretThatWasDeleted(t *testing.T) {
 	simulate(t, func(t *testing.T) {
-		b := newBench(t)
-		b.upgrade(state.ModeNodePort)
+		b := upgraded(t, state.ModeNodePort)
 		b.remove("secrets", "zarf-registry-auth")
 		b.begin(state.ModeProxy)
 		b.checkAuth(true)

@@ -114,9 +114,7 @@ func TestCleanupDoesNotWaitForUnneededRestorePods(t *testing.T) {
 // Helm was stopped between prepare and the first object of the chart.
 func TestCleanupOfReleaseThatWasNeverApplied(t *testing.T) {
 	simulate(t, func(t *testing.T) {
-		b := newBench(t)
-		b.configureNodes(false)
-		b.mustPrepare()
+		b := nodesPrepared(t)
 		b.helmAgain()
 		b.must(b.hook.Cleanup(t.Context()))
 		b.checkClean()

@@ -13,8 +13,7 @@ import (
 
 func TestRollbackGivesUpDaemonSetsWithoutTheirPods(t *testing.T) {
 	t.Parallel()
-	b := newBench(t)
-	b.upgrade(state.ModeProxy)
+	b := upgraded(t, state.ModeProxy)
 	b.mode(state.ModeNodePort)
 	b.mustPrepare() // of a switch whose next step fails: its revision lacks the DaemonSets
 	b.mode(state.ModeProxy)

@@ -699,8 +699,7 @@ func TestRotationRefusals(t *testing.T) {
 
 func TestRenewInExternalModeDoesNothing(t *testing.T) {
 	t.Parallel()
-	b := newBench(t)
-	b.upgrade(state.ModeExternal)
+	b := upgraded(t, state.ModeExternal)
 	b.forget()
 	b.asTheCronJobDoes()
 	for _, run := range []func() error{b.renew, b.rotate, func() error {

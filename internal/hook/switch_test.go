@@ -26,8 +26,7 @@ func TestSwitchBetweenAllModes(t *testing.T) {
 	for _, from := range allModes {
 		for _, to := range allModes {
 			subtest(t, string(from)+" to "+string(to), func(t *testing.T) {
-				b := newBench(t)
-				b.upgrade(from)
+				b := upgraded(t, from)
 				b.checkFinished()
 				b.watched = from != state.ModeExternal && to != state.ModeExternal
 				b.upgrade(to)
@@ -41,8 +40,7 @@ func TestSwitchBetweenAllModes(t *testing.T) {
 
 func TestSwitchKeepsPullCredential(t *testing.T) {
 	simulate(t, func(t *testing.T) {
-		b := newBench(t)
-		b.upgrade(state.ModeNodePort)
+		b := upgraded(t, state.ModeNodePort)
 		before := b.secret("zarf-registry-pull").Data
 		b.upgrade(state.ModeProxy)
 		b.upgrade(state.ModeNodePort)
@@ -71,8 +69,7 @@ func TestSwitchKilledAtAnyWriteConvergesOnTheNextRun(t *testing.T) {
 						// External mode has no endpoint of ours.
 						watched := from != state.ModeExternal && to != state.ModeExternal
 						installed := func() *bench {
-							b := newBench(t)
-							b.upgrade(from)
+							b := upgraded(t, from)
 							b.watched = watched
 							b.mode(to)
 							return b
@@ -143,9 +140,7 @@ func TestSwitchBackOpensTheListener(t *testing.T) {
 	for _, left := range []string{"patch services " + serviceName, "update secrets zarf-registry-pull",
 		"update secrets zarf-registry-auth"} {
 		subtest(t, "killed after "+left, func(t *testing.T) {
-			b := newBench(t)
-			b.upgrade(state.ModeNodePort)
-			b.begin(state.ModeProxy)
+			b := switching(t, state.ModeNodePort, state.ModeProxy)
 			b.client.PrependReactor("*", "*", func(a kubetesting.Action) (bool, runtime.Object, error) {
 				if describe(a) == left && !b.dead {
 					b.left, b.lost = 0, true
@@ -175,9 +170,7 @@ func TestInterruptedSwitchGoesBack(t *testing.T) {
 		"by its timeout": func(b *bench, _ context.CancelFunc) { b.hook.Timeout = 10 * time.Second },
 	} {
 		subtest(t, name, func(t *testing.T) {
-			b := newBench(t)
-			b.upgrade(state.ModeNodePort)
-			b.begin(state.ModeProxy)
+			b := switching(t, state.ModeNodePort, state.ModeProxy)
 			b.failing = map[string]string{"n1": noHostPort}
 			ctx, cancel := context.WithCancel(t.Context())
 			defer cancel()
@@ -194,9 +187,7 @@ func TestInterruptedSwitchGoesBack(t *testing.T) {
 
 func TestSwitchGoesBackDuringAPIServerRestart(t *testing.T) {
 	simulate(t, func(t *testing.T) {
-		b := newBench(t)
-		b.upgrade(state.ModeNodePort)
-		b.begin(state.ModeProxy)
+		b := switching(t, state.ModeNodePort, state.ModeProxy)
 		b.failing = map[string]string{"n1": noHostPort}
 		down := 5
 		b.client.PrependReactor("patch", "services", func(action kubetesting.Action) (bool, runtime.Object, error) {
@@ -215,9 +206,7 @@ func TestSwitchGoesBackDuringAPIServerRestart(t *testing.T) {
 
 func TestFailureToSwitchBackIsReported(t *testing.T) {
 	simulate(t, func(t *testing.T) {
-		b := newBench(t)
-		b.upgrade(state.ModeNodePort)
-		b.begin(state.ModeProxy)
+		b := switching(t, state.ModeNodePort, state.ModeProxy)
 		b.failing = map[string]string{"n1": noHostPort}
 		b.client.PrependReactor("patch", "services", func(action kubetesting.Action) (bool, runtime.Object, error) {
 			return unlabels(action), nil, errors.New("a webhook says no")
@@ -234,9 +223,7 @@ func unlabels(action kubetesting.Action) bool {
 // kube-proxy sees the label before the endpoints go: it would otherwise reject connections.
 func TestPortIsReservedBeforeItsEndpointsGo(t *testing.T) {
 	simulate(t, func(t *testing.T) {
-		b := newBench(t)
-		b.upgrade(state.ModeNodePort)
-		b.begin(state.ModeProxy)
+		b := switching(t, state.ModeNodePort, state.ModeProxy)
 		var at []time.Time
 		var targets []string
 		b.client.PrependReactor("patch", "services", func(action kubetesting.Action) (bool, runtime.Object, error) {
@@ -260,9 +247,7 @@ func TestPortIsReservedBeforeItsEndpointsGo(t *testing.T) {
 // Endpoints come before the rules: kube-proxy would otherwise reject connections.
 func TestNodePortIsServedOnceItHasEndpoints(t *testing.T) {
 	simulate(t, func(t *testing.T) {
-		b := newBench(t)
-		b.upgrade(state.ModeProxy)
-		b.begin(state.ModeNodePort)
+		b := switching(t, state.ModeProxy, state.ModeNodePort)
 		late := 10
 		b.client.PrependReactor("list", "endpointslices", func(kubetesting.Action) (bool, runtime.Object, error) {
 			late--
@@ -292,9 +277,7 @@ func TestNodePortIsServedOnceKubeProxySeesItsEndpoints(t *testing.T) {
 	t.Parallel()
 	for _, forbidden := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {
-			b := newBench(t)
-			b.upgrade(state.ModeProxy)
-			b.begin(state.ModeNodePort)
+			b := switching(t, state.ModeProxy, state.ModeNodePort)
 			visible := false
 			b.interfere = func(write string) {
 				visible = write == "patch services "+serviceName && b.slices().Items[0].Labels[plan.LabelProxyName] == ""
@@ -321,9 +304,7 @@ func TestNodePortIsServedOnceKubeProxySeesItsEndpoints(t *testing.T) {
 
 func TestSwitchWithoutEndpointsKeepsProxies(t *testing.T) {
 	simulate(t, func(t *testing.T) {
-		b := newBench(t)
-		b.upgrade(state.ModeProxy)
-		b.begin(state.ModeNodePort)
+		b := switching(t, state.ModeProxy, state.ModeNodePort)
 		b.watched = true
 		b.client.PrependReactor("list", "endpointslices", func(kubetesting.Action) (bool, runtime.Object, error) {
 			return true, &discoveryv1.EndpointSliceList{}, nil
@@ -344,8 +325,7 @@ func TestFailingSwitchKilledAtAnyWriteConvergesOnTheNextRun(t *testing.T) {
 			return b.hook.Finish(t.Context())
 		}
 		setUp := func() *bench {
-			b := newBench(t)
-			b.upgrade(state.ModeNodePort)
+			b := upgraded(t, state.ModeNodePort)
 			b.watched = true
 			b.begin(state.ModeProxy)
 			return b
@@ -376,9 +356,7 @@ func TestFailingSwitchKilledAtAnyWriteConvergesOnTheNextRun(t *testing.T) {
 
 func TestListenerIsClosedBeforeModeIsRecorded(t *testing.T) {
 	simulate(t, func(t *testing.T) {
-		b := newBench(t)
-		b.upgrade(state.ModeNodePort)
-		b.begin(state.ModeProxy)
+		b := switching(t, state.ModeNodePort, state.ModeProxy)
 		b.registry.deaf = true
 		b.mustFail(b.hook.Finish(t.Context()), false, "waiting for the registry to close its plain listener",
 			"pod zarf/zarf-registry-1: it is still open")
@@ -396,8 +374,7 @@ func TestListenerIsClosedBeforeModeIsRecorded(t *testing.T) {
 
 func TestPayloadOfTerminatingProxiesIsCollected(t *testing.T) {
 	simulate(t, func(t *testing.T) {
-		b := newBench(t)
-		b.upgrade(state.ModeProxy)
+		b := upgraded(t, state.ModeProxy)
 		ending := proxyPod(proxyName, "n1")
 		ending.Name, ending.DeletionTimestamp = "proxy-ending", &metav1.Time{Time: b.now}
 		ending.Spec.Volumes = []corev1.Volume{{VolumeSource: corev1.VolumeSource{Projected: &corev1.ProjectedVolumeSource{Sources: []corev1.VolumeProjection{
@@ -412,8 +389,7 @@ func TestMissingServiceInProxyModeReservesThePort(t *testing.T) {
 	t.Parallel()
 	for _, to := range []state.Mode{state.ModeNodePort, state.ModeProxy} {
 		subtest(t, string(to), func(t *testing.T) {
-			b := newBench(t)
-			b.upgrade(state.ModeProxy)
+			b := upgraded(t, state.ModeProxy)
 			b.remove("services", serviceName)
 			b.watched = true
 			b.mode(to)
@@ -430,8 +406,7 @@ func TestMissingServiceInProxyModeReservesThePort(t *testing.T) {
 
 func TestMissingServiceInNodePortModeIsServedAtOnce(t *testing.T) {
 	simulate(t, func(t *testing.T) {
-		b := newBench(t)
-		b.upgrade(state.ModeNodePort)
+		b := upgraded(t, state.ModeNodePort)
 		b.remove("services", serviceName)
 		b.mustPrepare()
 		if !b.served() || !b.endpoints() {
@@ -519,8 +494,7 @@ func TestPrepareNamesServiceThatTookThePort(t *testing.T) {
 
 func TestPortChangeMovesTheReservation(t *testing.T) {
 	simulate(t, func(t *testing.T) {
-		b := newBench(t)
-		b.upgrade(state.ModeProxy)
+		b := upgraded(t, state.ModeProxy)
 		b.hook.Settings.Port = 31888
 		b.upgrade(state.ModeProxy)
 		b.checkFinished()

@@ -23,6 +23,15 @@ func refused(text string) corev1.ContainerStateTerminated {
 		Message: fmt.Sprintf(`{"release":"zarf/zarf-registry","written":0,"unchanged":0,"error":%q}`, text)}
 }
 
+// nodesPrepared returns a bench after prepare, with files on nodes.
+func nodesPrepared(t *testing.T) *bench {
+	t.Helper()
+	b := newBench(t)
+	b.configureNodes(false)
+	b.mustPrepare()
+	return b
+}
+
 // mustRecord checks which directories on nodes the state records.
 func (b *bench) mustRecord(want []string) {
 	b.Helper()
@@ -74,9 +83,7 @@ func TestNotReadyNodesDoNotBlockFinishAndTheirDirectoriesAreKept(t *testing.T) {
 // A poll of a large cluster is expensive for this process and for the API server.
 func TestSlowPollsAreLessFrequent(t *testing.T) {
 	simulate(t, func(t *testing.T) {
-		b := newBench(t)
-		b.configureNodes(false)
-		b.mustPrepare()
+		b := nodesPrepared(t)
 		b.helm()
 		b.remove("daemonsets", "zarf-registry-node-config-amd64")
 		looks := 0
@@ -96,8 +103,7 @@ func TestRefusingNodeIsReportedAtOnce(t *testing.T) {
 	t.Parallel()
 	for _, mode := range allModes {
 		subtest(t, string(mode), func(t *testing.T) {
-			b := newBench(t)
-			b.upgrade(mode)
+			b := upgraded(t, mode)
 			b.configureNodes(false)
 			b.mustPrepare()
 			b.ends = map[string]corev1.ContainerStateTerminated{"node-config n2": refused(
@@ -139,9 +145,7 @@ func TestFailingNodesAreRetriedUntilTimeout(t *testing.T) {
 		"no message": {corev1.ContainerStateTerminated{ExitCode: 137}, "exited with code 137: no message"},
 	} {
 		subtest(t, name, func(t *testing.T) {
-			b := newBench(t)
-			b.configureNodes(false)
-			b.mustPrepare()
+			b := nodesPrepared(t)
 			b.ends = map[string]corev1.ContainerStateTerminated{"node-config n2": c.end}
 			b.helm()
 			begin := time.Now()
@@ -162,9 +166,7 @@ func TestFailingNodesAreRetriedUntilTimeout(t *testing.T) {
 
 func TestOnlyTheFirstOfManyRefusingNodesAreNamed(t *testing.T) {
 	simulate(t, func(t *testing.T) {
-		b := newBench(t)
-		b.configureNodes(false)
-		b.mustPrepare()
+		b := nodesPrepared(t)
 		b.ends = map[string]corev1.ContainerStateTerminated{}
 		var nodes []string
 		for n := range 30 {
@@ -186,9 +188,7 @@ func TestOnlyTheFirstOfManyRefusingNodesAreNamed(t *testing.T) {
 // A pod from before the upgrade says nothing about the new configuration.
 func TestRefusalOfPreviousConfigurationIsIgnored(t *testing.T) {
 	simulate(t, func(t *testing.T) {
-		b := newBench(t)
-		b.configureNodes(false)
-		b.mustPrepare()
+		b := nodesPrepared(t)
 		b.helm()
 		// The controller has yet to replace the pod of n2, which fails again meanwhile.
 		b.ends = map[string]corev1.ContainerStateTerminated{"node-config n2": refused("the previous configuration")}
@@ -211,9 +211,7 @@ func TestRefusalOfPreviousConfigurationIsIgnored(t *testing.T) {
 
 func TestNodeWarningsAndK3sRestartsAreLogged(t *testing.T) {
 	simulate(t, func(t *testing.T) {
-		b := newBench(t)
-		b.configureNodes(false)
-		b.mustPrepare()
+		b := nodesPrepared(t)
 		now, before := b.now, b.now.Add(-time.Hour)
 		report := func(path string, changed time.Time, gone bool) noderuntime.Report {
 			return noderuntime.Report{Registries: &noderuntime.RegistriesReport{Path: path, Changed: changed, Gone: gone}, Warnings: []string{"docker.io is asked directly"}}
@@ -271,9 +269,7 @@ func TestFinishWaitsForMissingNodeConfiguration(t *testing.T) {
 		}, "2 pods are not updated yet: nodes n1, n2"},
 	} {
 		subtest(t, name, func(t *testing.T) {
-			b := newBench(t)
-			b.configureNodes(false)
-			b.mustPrepare()
+			b := nodesPrepared(t)
 			b.helm()
 			c.change(b)
 			b.mustFail(b.hook.Finish(t.Context()), false, "waiting for the node configuration: ", c.want)
