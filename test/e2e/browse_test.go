@@ -126,7 +126,7 @@ func (w *world) browse(t *testing.T) string {
 		}
 	})
 	url, err := bufio.NewReader(out).ReadString('\n')
-	require.NoError(t, err, "images browse printed", url, errOut.String())
+	require.NoError(t, err, "images browse printed", url, &errOut)
 	return strings.TrimSpace(url)
 }
 

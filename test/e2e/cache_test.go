@@ -104,12 +104,7 @@ func testStale(t *testing.T, w *world, image string) {
 	}
 	t.Logf("figure: caches served %d responses that the registry could not confirm", served)
 	plug()
-	eventually(t, "a healthy cluster", func() error {
-		if report, text := w.status(t); !report.Healthy {
-			return errors.New(text)
-		}
-		return nil
-	})
+	w.becomesHealthy(t)
 }
 
 // pullAgain makes a node with containerd pull all content of an image.

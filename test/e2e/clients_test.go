@@ -157,12 +157,7 @@ func (b *workbench) startDaemons(t *testing.T) {
 	// Without rules and bridges: the node's network belongs to Kubernetes.
 	b.daemon(t, b.node, "dockerd", "--iptables=false", "--ip6tables=false", "--bridge=none", "--storage-driver=vfs",
 		"--log-level=warn", "--host=unix:///var/run/docker.sock", "--host="+b.dockerHost())
-	eventually(t, "dockerd", func() error {
-		if out, err := b.onNode(t, b.node, "/usr/bin/docker", "version"); err != nil {
-			return fmt.Errorf("%w: %s", err, out)
-		}
-		return nil
-	})
+	b.succeedsOn(t, "dockerd", b.node, "/usr/bin/docker", "version")
 	if long() {
 		b.startCRIO(t, b.node)
 	}

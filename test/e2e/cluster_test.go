@@ -142,3 +142,26 @@ func containerID(p corev1.Pod) string {
 	_, id, _ := strings.Cut(p.Status.ContainerStatuses[0].ContainerID, "://")
 	return id
 }
+
+// noneIsLeft waits until the pods of a component are gone.
+func (w *world) noneIsLeft(t *testing.T, component string) {
+	t.Helper()
+	eventually(t, "the pods of "+component+" to be gone", func() error {
+		if pods := w.pods(t, component); len(pods) > 0 {
+			return fmt.Errorf("%d are left", len(pods))
+		}
+		return nil
+	})
+}
+
+// succeedsOn repeats a program on a node until it succeeds.
+func (w *world) succeedsOn(t *testing.T, what, node string, program ...string) {
+	t.Helper()
+	eventually(t, what, func() error {
+		out, err := w.onNode(t, node, program...)
+		if err != nil {
+			err = fmt.Errorf("%w: %s", err, out)
+		}
+		return err
+	})
+}

@@ -98,12 +98,7 @@ runtime_type = "vm"
 enable_nri = false
 `, strings.TrimPrefix(crioSocket, "unix://"), shim))
 	w.daemon(t, node, program)
-	eventually(t, "CRI-O of "+node, func() error {
-		if out, err := w.onNode(t, node, "crictl", "--runtime-endpoint", crioSocket, "version"); err != nil {
-			return fmt.Errorf("%w: %s", err, out)
-		}
-		return nil
-	})
+	w.succeedsOn(t, "CRI-O of "+node, node, "crictl", "--runtime-endpoint", crioSocket, "version")
 }
 
 // daemon runs a program on a node until the test ends. The log shows its output if the test fails.

@@ -108,12 +108,7 @@ func (w *world) restoresEtcd(t *testing.T) {
 	w.push(t, w.makeArchive(t, "example.com/e2e/late:1", 1<<20))
 
 	restoreEtcd()
-	eventually(t, "a healthy release", func() error {
-		if report, text := w.status(t); !report.Healthy {
-			return errors.New(text)
-		}
-		return nil
-	})
+	w.becomesHealthy(t)
 	w.changed(t, before)
 	w.isIn(t, state.ModeProxy, state.SourceState)
 	w.push(t, w.makeArchive(t, "example.com/e2e/after:1", 1<<20))

@@ -102,12 +102,7 @@ func (w *world) fullVolume(t *testing.T) {
 			t.Errorf("%v: %s", err, out)
 		}
 		require.NoError(t, os.Remove(filler))
-		eventually(t, "a healthy registry", func() error {
-			if report, text := w.status(t); !report.Healthy {
-				return fmt.Errorf("output: %s", text)
-			}
-			return nil
-		})
+		w.becomesHealthy(t)
 	})
 }
 

@@ -137,13 +137,7 @@ func (w *world) firstPull(t *testing.T, node, image string, args ...string) {
 	t.Helper()
 	w.addNode(t, node, args...)
 	added := time.Now()
-	eventually(t, "node "+node+" to pull", func() error {
-		out, err := w.onNode(t, node, "crictl", "pull", image)
-		if err != nil {
-			return fmt.Errorf("%w: %s", err, out)
-		}
-		return nil
-	})
+	w.succeedsOn(t, "node "+node+" to pull", node, "crictl", "pull", image)
 	pulled := time.Now()
 	n := require.Value(w.client.CoreV1().Nodes().Get(t.Context(), node, metav1.GetOptions{}))(t)
 	for _, c := range n.Status.Conditions {
@@ -210,12 +204,7 @@ func (w *world) scaleHealer(t *testing.T, replicas int32) {
 	if replicas > 0 {
 		return
 	}
-	eventually(t, "the healers to end", func() error {
-		if n := len(w.pods(t, "healer")); n > 0 {
-			return fmt.Errorf("%d are left", n)
-		}
-		return nil
-	})
+	w.noneIsLeft(t, "healer")
 }
 
 // healedPods returns the release's pods with the annotation of a replaced image.

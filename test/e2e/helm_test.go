@@ -3,7 +3,6 @@ package e2e
 import (
 	"bytes"
 	"encoding/json"
-	"fmt"
 	"maps"
 	"net"
 	"os"
@@ -243,12 +242,7 @@ func (w *world) answers(t *testing.T) (fromOutside, fromPod bool) {
 }
 
 func (w *world) onlyNodePortAnswers(t *testing.T) {
-	eventually(t, "the proxies to be gone", func() error {
-		if pods := w.pods(t, "proxy"); len(pods) > 0 {
-			return fmt.Errorf("%d are left", len(pods))
-		}
-		return nil
-	})
+	w.noneIsLeft(t, "proxy")
 	if fromOutside, fromPod := w.answers(t); !fromOutside || !fromPod {
 		t.Errorf("the node port answers from outside: %t; the plain port from a pod: %t; want both", fromOutside, fromPod)
 	}

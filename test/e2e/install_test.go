@@ -3,6 +3,7 @@ package e2e
 import (
 	"bufio"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os/exec"
 	"slices"
@@ -125,4 +126,15 @@ func (w *world) isHealthy(t *testing.T) {
 
 func (d done) String() string {
 	return fmt.Sprintf("%s %s after %.1f s", d.phase, d.name, d.at.Seconds())
+}
+
+// becomesHealthy waits until status reports a healthy release.
+func (w *world) becomesHealthy(t *testing.T) {
+	t.Helper()
+	eventually(t, "a healthy release", func() error {
+		if report, text := w.status(t); !report.Healthy {
+			return errors.New(text)
+		}
+		return nil
+	})
 }

@@ -131,12 +131,7 @@ func (w *world) loseRegistryNode(t *testing.T, o outage) {
 	if o.returned != nil {
 		o.returned(t, node)
 	}
-	eventually(t, "a healthy cluster", func() error {
-		if report, text := w.status(t); !report.Healthy {
-			return errors.New(text)
-		}
-		return nil
-	})
+	w.becomesHealthy(t)
 	w.helmUninstall(t)
 	w.kubectlRun(t, "delete", "persistentvolumeclaim", "-n", w.namespace, release, "--ignore-not-found")
 }
@@ -297,11 +292,6 @@ func (w *world) served(t *testing.T, begin time.Time) (took time.Duration) {
 	stop := w.freshLoop(t, nothingFails)
 	time.Sleep(10 * time.Second)
 	stop()
-	eventually(t, "a healthy cluster", func() error {
-		if report, text := w.status(t); !report.Healthy {
-			return errors.New(text)
-		}
-		return nil
-	})
+	w.becomesHealthy(t)
 	return took
 }

@@ -335,12 +335,7 @@ func TestRewriteMissing(t *testing.T) {
 		w.rewriteNamespaces(t)
 		// Without healers, the ConfigMap stays as it is.
 		output(t, w.command(t, w.kubectl, "-n", w.namespace, "scale", "deployment", release+"-healer", "--replicas=0"))
-		eventually(t, "the healers to end", func() error {
-			if n := len(w.pods(t, "healer")); n > 0 {
-				return fmt.Errorf("%d pods", n)
-			}
-			return nil
-		})
+		w.noneIsLeft(t, "healer")
 		var names []string
 		for i := range 10_000 {
 			names = append(names, fmt.Sprintf("department-%d/a-team/component-%05d", i%30, i))
