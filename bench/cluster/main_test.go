@@ -15,6 +15,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/zarf-dev/zarf-registry/bench/internal/registries/registriestest"
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 // tiny is the scale of sets for tests.
@@ -23,9 +24,7 @@ const tiny = 0.0005
 func tinySets(t *testing.T, seed uint64) (all, changed *imageSet) {
 	t.Helper()
 	all, changed, err := makeSets(registriestest.Memory(t), seed, tiny)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return all, changed
 }
 
@@ -57,10 +56,7 @@ func TestSets(t *testing.T) {
 		t.Errorf("%d images have changed", different)
 	}
 	for _, dir := range []string{one.layout, changed.layout, changed.images[0].single} {
-		raw, err := os.ReadFile(filepath.Join(dir, ocispec.ImageIndexFile))
-		if err != nil {
-			t.Fatal(err)
-		}
+		raw := require.Value(os.ReadFile(filepath.Join(dir, ocispec.ImageIndexFile)))(t)
 		var index ocispec.Index
 		if err := json.Unmarshal(raw, &index); err != nil || len(index.Manifests) == 0 {
 			t.Errorf("%s: %v", raw, err)
@@ -102,9 +98,7 @@ func TestToolsPushAllImages(t *testing.T) {
 	set, _ := tinySets(t, 1)
 	for _, tool := range tools() {
 		j := job{program: tool.Name, host: "127.0.0.1:5000", dir: t.TempDir()}
-		if err := j.configure(map[string][]byte{}, map[string][]byte{}); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, j.configure(map[string][]byte{}, map[string][]byte{}))
 		text := ""
 		for _, command := range tool.push(j, set) {
 			text += strings.Join(command, " ") + "\n"

@@ -9,6 +9,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/bench/internal/registries/registriestest"
 	"github.com/zarf-dev/zarf-registry/bench/internal/results"
 	"github.com/zarf-dev/zarf-registry/cmd/registry/root"
+	"github.com/zarf-dev/zarf-registry/test/require"
 	"github.com/zarf-dev/zarf-registry/test/s3test"
 )
 
@@ -25,23 +26,15 @@ func TestEverythingIsMeasured(t *testing.T) {
 	if s3 == "" {
 		t.Skip("it needs an S3 server: set " + s3test.ProgramVariable)
 	}
-	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
+	self := require.Value(os.Executable())(t)
 	dir, written := registriestest.Memory(t), t.TempDir()
 	args := []string{"-force", "-n", "1", "-registry", self, "-s3", s3, "-dir", dir, "-write", written, "-blobs", "400",
 		"-delay", "1ms", "-alone", "2s"}
-	if err := bench(t.Context(), args, new(bytes.Buffer)); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, bench(t.Context(), args, new(bytes.Buffer)))
 	if left, err := os.ReadDir(dir); err != nil || len(left) > 0 {
 		t.Errorf("left behind: %v, %v", left, err)
 	}
-	r, err := results.Read(written)
-	if err != nil {
-		t.Fatal(err)
-	}
+	r := require.Value(results.Read(written))(t)
 	value := func(table, subject, what string) float64 {
 		m := r.Find(table, subject, what)
 		if m == nil || len(m.Runs) != 1 {

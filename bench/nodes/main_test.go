@@ -11,6 +11,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/bench/internal/distribution"
 	"github.com/zarf-dev/zarf-registry/bench/internal/results"
 	"github.com/zarf-dev/zarf-registry/cmd/registry/root"
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 // TestMain runs the benchmark in its namespaces, and the registries, which are the test binary.
@@ -31,10 +32,7 @@ func TestNodes(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("NOT RUN: network namespaces need root")
 	}
-	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
+	self := require.Value(os.Executable())(t)
 	node := filepath.Join(t.TempDir(), "registry-node")
 	build := exec.CommandContext(t.Context(), "go", "build", "-o", node, "./cmd/registry-node")
 	build.Dir = "../.." // the module of the program
@@ -49,10 +47,7 @@ func TestNodes(t *testing.T) {
 		"-divisor", "200", "-pulls", "3", "-run", "1 node:|50 nodes: [cn]|small"}); err != nil {
 		t.Fatal(err)
 	}
-	r, err := results.Read(written)
-	if err != nil {
-		t.Fatal(err)
-	}
+	r := require.Value(results.Read(written))(t)
 	const one, fifty = "1 GB on 1 node", "200 MB on 50 nodes"
 	const copies, allowed = "copies from the registry", "× what the links allow"
 	for _, tt := range []struct {

@@ -12,6 +12,7 @@ import (
 
 	"github.com/zarf-dev/zarf-registry/bench/internal/results"
 	"github.com/zarf-dev/zarf-registry/internal/net/tlsfiles"
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 // TestMain runs the benchmark's child processes, which are the test binary.
@@ -42,13 +43,8 @@ func TestEverythingIsMeasuredInEveryRun(t *testing.T) {
 		"-registry-node=" + node(t),
 		"-subjects=registry-node,naive Go", "-write=" + out,
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	r, err := results.Read(out)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
+	r := require.Value(results.Read(out))(t)
 	if len(r.Subjects) != 2 {
 		t.Errorf("subjects are %v", r.Subjects)
 	}
@@ -73,18 +69,10 @@ func TestEverythingIsMeasuredInEveryRun(t *testing.T) {
 func TestOlderTLSIsNotMeasured(t *testing.T) {
 	dir := t.TempDir()
 	certificates, node, err := makeCertificates(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
-	registry, err := startRegistry(t.Context(), certificates)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
+	registry := require.Value(startRegistry(t.Context(), certificates))(t)
 	defer registry.Stop()
-	source, err := tlsfiles.Open(node, tlsfiles.WithLogger(slog.New(slog.DiscardHandler)))
-	if err != nil {
-		t.Fatal(err)
-	}
+	source := require.Value(tlsfiles.Open(node, tlsfiles.WithLogger(slog.New(slog.DiscardHandler))))(t)
 	for version, accepted := range map[uint16]bool{tls.VersionTLS12: false, tls.VersionTLS13: true} {
 		config := tlsfiles.ClientConfig(source.Current(), registryName)
 		config.MinVersion, config.MaxVersion = version, version

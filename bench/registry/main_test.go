@@ -10,6 +10,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/bench/internal/registries/registriestest"
 	"github.com/zarf-dev/zarf-registry/bench/internal/results"
 	"github.com/zarf-dev/zarf-registry/cmd/registry/root"
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 // TestMain runs the registries, which are the test binary.
@@ -27,22 +28,14 @@ func TestMain(m *testing.M) {
 }
 
 func TestEverySubjectIsMeasuredInEveryRun(t *testing.T) {
-	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
+	self := require.Value(os.Executable())(t)
 	dir, written := registriestest.Memory(t), t.TempDir()
 	args := []string{"-force", "-n", "2", "-size", "1000", "-registry", self, "-dir", dir, "-write", written}
-	if err := bench(t.Context(), args, new(bytes.Buffer)); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, bench(t.Context(), args, new(bytes.Buffer)))
 	if left, err := os.ReadDir(dir); err != nil || len(left) > 0 {
 		t.Errorf("left behind: %v, %v", left, err)
 	}
-	r, err := results.Read(written)
-	if err != nil {
-		t.Fatal(err)
-	}
+	r := require.Value(results.Read(written))(t)
 	for table, measures := range map[string][]string{
 		tableCatalog: {"catalog", "CPU of pulls per GiB", "CPU of pushes per GiB", "memory"},
 		tablePull:    {"1 MB", "10 MB", "100 MB", mixed, "100 MB, one client"},

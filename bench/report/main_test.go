@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/zarf-dev/zarf-registry/bench/internal/results"
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 // replace replaces the targets for a test.
@@ -20,12 +21,8 @@ func replace(t *testing.T, all ...target) {
 func written(t *testing.T, r *results.Report) string {
 	t.Helper()
 	bench := t.TempDir()
-	if err := os.Mkdir(filepath.Join(bench, "proxy"), 0o755); err != nil {
-		t.Fatal(err)
-	}
-	if err := r.Save(filepath.Join(bench, "proxy"), nil); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.Mkdir(filepath.Join(bench, "proxy"), 0o755))
+	require.NoError(t, r.Save(filepath.Join(bench, "proxy"), nil))
 	return bench
 }
 
@@ -55,10 +52,7 @@ func TestPage(t *testing.T) {
 	if want := "missed: cost: ≤ 2 × theirs (2.50 × theirs)\nmissed: unknown: 0 (not measured)\n"; log.String() != want {
 		t.Errorf("printed:\n%swant:\n%s", log, want)
 	}
-	text, err := os.ReadFile(filepath.Join(bench, "RESULTS.md"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := require.Value(os.ReadFile(filepath.Join(bench, "RESULTS.md")))(t)
 	for _, want := range []string{
 		"| speed | ≥ 5 MB/s | 20.0 (10.0–30.0) MB/s | 22.0 | yes |\n",
 		"| cost | ≤ 2 × theirs | 2.50 × theirs | – | **no** |\n",

@@ -6,15 +6,15 @@ import (
 	"os/exec"
 	"testing"
 	"time"
+
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 // Of a tree of processes, one has used CPU time and exited, another one sleeps.
 func TestCPUAndMemoryIncludeChildren(t *testing.T) {
 	command := exec.CommandContext(t.Context(), "bash", "-c",
 		"(for ((n = 0; n < 200000; n++)); do :; done); sleep 100 <&- & wait")
-	if err := command.Start(); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, command.Start())
 	pid := command.Process.Pid
 	var tree []int
 	t.Cleanup(func() {
@@ -38,23 +38,14 @@ func TestCPUAndMemoryIncludeChildren(t *testing.T) {
 			t.Fatalf("the processes are %v", tree)
 		}
 	}
-	all, err := CPU(pid)
-	if err != nil {
-		t.Fatal(err)
-	}
-	own, err := readStat(pid)
-	if err != nil {
-		t.Fatal(err)
-	}
+	all := require.Value(CPU(pid))(t)
+	own := require.Value(readStat(pid))(t)
 	if own.parent != os.Getpid() || own.childrenCPU == 0 || all < own.childrenCPU {
 		t.Errorf("%f s, %+v", all, own)
 	}
 	var private int64
 	for _, pid := range tree {
-		n, err := Numbers(pid, "smaps_rollup", "Private_Clean", "Private_Dirty")
-		if err != nil {
-			t.Fatal(err)
-		}
+		n := require.Value(Numbers(pid, "smaps_rollup", "Private_Clean", "Private_Dirty"))(t)
 		private += n[0] + n[1]
 	}
 	if both, err := Memory(pid); err != nil || both < private || both > 20_000_000 {

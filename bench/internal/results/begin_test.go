@@ -10,6 +10,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 func TestBusyShare(t *testing.T) {
@@ -66,13 +68,9 @@ func TestBeginMarksForcedReports(t *testing.T) {
 	var o Options
 	flags := flag.NewFlagSet("test", flag.ContinueOnError)
 	o.Register(flags)
-	if err := flags.Parse([]string{"-force", "-seed", "3"}); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, flags.Parse([]string{"-force", "-seed", "3"}))
 	r, err := o.Begin(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	if !r.Forced || r.Seed != 3 || o.Runs != 5 {
 		t.Errorf("%+v, %+v", o, r)
 	}

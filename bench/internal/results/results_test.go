@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
 func TestReadReturnsWhatWasWritten(t *testing.T) {
@@ -16,13 +18,8 @@ func TestReadReturnsWhatWasWritten(t *testing.T) {
 	r.Add("a table", "ours", "speed", "MB/s", 3)
 	r.Add("a table", "theirs", "speed", "MB/s", 1)
 	r.Add("a table", "ours", "speed", "MB/s", 1.5)
-	if err := r.Save(dir, io.Discard); err != nil {
-		t.Fatal(err)
-	}
-	got, err := Read(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, r.Save(dir, io.Discard))
+	got := require.Value(Read(dir))(t)
 	if diff := cmp.Diff(r, got); diff != "" {
 		t.Error(diff)
 	}
