@@ -8,16 +8,13 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"flag"
 	"fmt"
 	"io"
 	"io/fs"
 	"os"
-	"os/signal"
 	"path/filepath"
 	"strings"
-	"syscall"
 
 	"github.com/zarf-dev/zarf-registry/internal/api/space"
 	"github.com/zarf-dev/zarf-registry/internal/images"
@@ -27,14 +24,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/tools/program"
 )
 
-func main() {
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	defer stop()
-	if err := run(ctx); err != nil {
-		fmt.Fprintln(os.Stderr, "images:", err)
-		os.Exit(1)
-	}
-}
+func main() { program.Main("images", run) }
 
 const initHook = "init-hook"
 
@@ -86,11 +76,7 @@ func writeDigests(payload fs.FS, file, work, version, index string, architecture
 		}
 		digests[arch] = image.Descriptor.Digest.String()
 	}
-	list, err := json.MarshalIndent(digests, "", "  ")
-	if err != nil {
-		return err
-	}
-	return program.WriteFile(file, append(list, '\n'))
+	return program.WriteJSON(file, digests)
 }
 
 // write writes an archive for each image, prints its name, digest and size, and returns the digest of init-hook's

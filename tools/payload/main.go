@@ -9,17 +9,14 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"flag"
 	"fmt"
 	"os"
 	"os/exec"
-	"os/signal"
 	"path/filepath"
 	"runtime"
 	"slices"
 	"strings"
-	"syscall"
 
 	"golang.org/x/sync/errgroup"
 
@@ -29,14 +26,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/tools/program"
 )
 
-func main() {
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	defer stop()
-	if err := run(ctx); err != nil {
-		fmt.Fprintln(os.Stderr, "payload:", err)
-		os.Exit(1)
-	}
-}
+func main() { program.Main("payload", run) }
 
 func run(ctx context.Context) error {
 	output := flag.String("output", "internal/payload/embedded/dist", "folder to write the payload to")
@@ -182,17 +172,8 @@ func finish(work, output, digestFile string, architectures []string) error {
 			}
 		}
 	}
-	for _, written := range []struct {
-		file string
-		list any
-	}{{filepath.Join(output, injector.InflatedFile), contents}, {digestFile, digests}} {
-		encoded, err := json.MarshalIndent(written.list, "", "  ")
-		if err != nil {
-			return err
-		}
-		if err := program.WriteFile(written.file, append(encoded, '\n')); err != nil {
-			return err
-		}
+	if err := program.WriteJSON(filepath.Join(output, injector.InflatedFile), contents); err != nil {
+		return err
 	}
-	return nil
+	return program.WriteJSON(digestFile, digests)
 }

@@ -5,15 +5,18 @@ package program
 import (
 	"context"
 	"crypto/sha256"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"io/fs"
 	"os"
 	"os/exec"
+	"os/signal"
 	"path"
 	"path/filepath"
 	"strings"
+	"syscall"
 
 	"github.com/zarf-dev/zarf-registry/internal/payload/injector"
 )
@@ -27,6 +30,16 @@ var Injected = []string{"registry", "registry-node"}
 // tags are build tags by program. registry-node needs only HTTP/1.1; without HTTP/2 its payload, which
 // every node fetches, is 0.14 MB smaller.
 var tags = map[string]string{"registry-node": "nethttpomithttp2"}
+
+// Main is the main function of the tool with a name. An interrupt ends run's context.
+func Main(name string, run func(ctx context.Context) error) {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	if err := run(ctx); err != nil {
+		fmt.Fprintf(os.Stderr, "%s: %v\n", name, err)
+		os.Exit(1)
+	}
+}
 
 // Build builds the Go package pkg as a static program for a platform, such as linux/amd64, and writes it to
 // output. The result does not depend on paths or environment variables such as GOAMD64. The commit is linked with the
@@ -116,6 +129,15 @@ func WriteFile(name string, content []byte) error {
 		_, err := w.Write(content)
 		return err
 	})
+}
+
+// WriteJSON writes a value as indented JSON.
+func WriteJSON(name string, value any) error {
+	content, err := json.MarshalIndent(value, "", "  ")
+	if err != nil {
+		return err
+	}
+	return WriteFile(name, append(content, '\n'))
 }
 
 // WriteTo writes a file atomically with what write writes. Others may read it.

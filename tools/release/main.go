@@ -16,11 +16,9 @@ import (
 	"io"
 	"os"
 	"os/exec"
-	"os/signal"
 	"path/filepath"
 	"strconv"
 	"strings"
-	"syscall"
 	"time"
 
 	"github.com/zarf-dev/zarf-registry/internal/images/build"
@@ -28,14 +26,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/tools/program"
 )
 
-func main() {
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	defer stop()
-	if err := run(ctx); err != nil {
-		fmt.Fprintln(os.Stderr, "release:", err)
-		os.Exit(1)
-	}
-}
+func main() { program.Main("release", run) }
 
 const (
 	initHook = "init-hook"
