@@ -5,7 +5,6 @@ import (
 	"context"
 	"fmt"
 	"path"
-	"slices"
 	"strings"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -44,9 +43,7 @@ func (r *run) rejected(ctx context.Context, manifest string) []preflight.Finding
 			f := preflight.Finding{Check: "admission", Severity: preflight.Blocker, Object: object,
 				Cause:  "the API server rejects it: " + err.Error(),
 				Remedy: fmt.Sprintf("correct the values under %s that this is about", valuesOf(document))}
-			if slices.ContainsFunc(r.settings.Preflight.Ignore, func(check string) bool {
-				return check == f.Check || check == "all"
-			}) {
+			if r.settings.Preflight.Ignores(f.Check) {
 				f.Severity = preflight.Warning
 			}
 			findings = append(findings, f)

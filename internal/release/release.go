@@ -69,9 +69,9 @@ func Annotations() map[string]string {
 // RestrictedPod and RestrictedContainer return the security contexts of the project's pods. They
 // pass the Pod Security level "restricted".
 func (r *Release) RestrictedPod() *corev1.PodSecurityContext {
-	yes, id := true, int64(65532) // the conventional non-root user of images built from scratch
+	id := int64(65532) // the conventional non-root user of images built from scratch
 	context := &corev1.PodSecurityContext{
-		RunAsNonRoot: &yes, RunAsUser: &id, RunAsGroup: &id,
+		RunAsNonRoot: new(true), RunAsUser: &id, RunAsGroup: &id,
 		SeccompProfile: &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeRuntimeDefault},
 	}
 	if r.Settings.OpenShift {
@@ -82,10 +82,9 @@ func (r *Release) RestrictedPod() *corev1.PodSecurityContext {
 
 // RestrictedContainer is the container's part; see RestrictedPod.
 func RestrictedContainer() *corev1.SecurityContext {
-	no, yes := false, true
 	return &corev1.SecurityContext{
-		AllowPrivilegeEscalation: &no,
-		ReadOnlyRootFilesystem:   &yes,
+		AllowPrivilegeEscalation: new(false),
+		ReadOnlyRootFilesystem:   new(true),
 		Capabilities:             &corev1.Capabilities{Drop: []corev1.Capability{"ALL"}},
 	}
 }

@@ -7,6 +7,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/utils/ptr"
 
 	"github.com/zarf-dev/zarf-registry/internal/api/loaded"
 	"github.com/zarf-dev/zarf-registry/internal/release"
@@ -55,11 +56,7 @@ func (c *collector) caches(ctx context.Context) error {
 	changing := false
 	for _, d := range deployments.Items {
 		changing = changing || rollingOut(d)
-		if d.Spec.Replicas == nil {
-			r.Desired++
-		} else {
-			r.Desired += int(*d.Spec.Replicas)
-		}
+		r.Desired += int(ptr.Deref(d.Spec.Replicas, 1))
 	}
 	for _, d := range sets.Items {
 		r.Desired += int(d.Status.DesiredNumberScheduled)

@@ -10,6 +10,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
 
 	"github.com/zarf-dev/zarf-registry/internal/hook/nodes"
 )
@@ -41,10 +42,9 @@ func (c *collector) claim(ctx context.Context) {
 	case err != nil:
 		return
 	}
-	r := &Claim{Name: name, Phase: string(claim.Status.Phase), Volume: claim.Spec.VolumeName}
-	c.report.Registry.Claim = r
-	if class := claim.Spec.StorageClassName; class != nil {
-		r.StorageClass = *class
+	c.report.Registry.Claim = &Claim{
+		Name: name, Phase: string(claim.Status.Phase), Volume: claim.Spec.VolumeName,
+		StorageClass: ptr.Deref(claim.Spec.StorageClassName, ""),
 	}
 }
 

@@ -7,6 +7,7 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
 
 	"github.com/zarf-dev/zarf-registry/internal/node/heal"
 	"github.com/zarf-dev/zarf-registry/internal/release/names"
@@ -36,12 +37,9 @@ func (c *collector) healer(ctx context.Context) error {
 	if err != nil {
 		return c.unreadable("listing the pods in namespace "+c.Namespace, err)
 	}
-	h := &Healer{Desired: 1, Waiting: []string{}}
-	c.report.Healer = h
 	deployment := list.Items[0]
-	if deployment.Spec.Replicas != nil {
-		h.Desired = int(*deployment.Spec.Replicas)
-	}
+	h := &Healer{Desired: int(ptr.Deref(deployment.Spec.Replicas, 1)), Waiting: []string{}}
+	c.report.Healer = h
 	for _, p := range pods.Items {
 		if p.DeletionTimestamp != nil {
 			continue

@@ -12,7 +12,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/zarf-dev/zarf-registry/internal/api/loaded"
-	"github.com/zarf-dev/zarf-registry/internal/hook/nodes"
 	"github.com/zarf-dev/zarf-registry/internal/release"
 	"github.com/zarf-dev/zarf-registry/internal/release/names"
 	"github.com/zarf-dev/zarf-registry/internal/release/plan"
@@ -138,7 +137,7 @@ func (c *collector) ask(ctx context.Context, held []*SecretCertificate) ([]PodCe
 		selector          metav1.ListOptions
 	}
 	components := []component{
-		{"registry", names.SuffixServerTLS, nodes.RegistryPods(c.Release)},
+		{"registry", names.SuffixServerTLS, selector(c.Release, names.ComponentRegistry)},
 		{"proxy", names.SuffixNodeTLS, selector(c.Release, "proxy")},
 	}
 	if c.pki().Cache {

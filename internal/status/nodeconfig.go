@@ -80,17 +80,12 @@ func (c *collector) nodeConfig(ctx context.Context) error {
 	for _, n := range c.linux {
 		nodes[n.Name] = n
 	}
-	wanted, scheduled := int32(0), int32(0)
-	for _, d := range sets.Items {
-		wanted += d.Status.DesiredNumberScheduled
-		scheduled += d.Status.CurrentNumberScheduled
-	}
 	// Without permission to list nodes, only nodes with a pod are reported.
 	names := maps.Clone(byNode)
 	for name, n := range nodes {
 		// If all desired pods exist, nodeConfig.nodeSelector or nodeConfig.tolerations
 		// excludes the nodes without one.
-		if scheduled < wanted && plan.NodeReady(n) && names[name].Name == "" {
+		if lacksPods(sets.Items) && plan.NodeReady(n) && names[name].Name == "" {
 			names[name] = corev1.Pod{}
 		}
 	}

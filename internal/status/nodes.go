@@ -154,16 +154,11 @@ func (c *collector) proxy(n corev1.Node, pod corev1.Pod) string {
 
 // noProxy distinguishes a node excluded from proxies from one whose proxy is missing.
 func (c *collector) noProxy(node *Node) {
-	wanted, scheduled := int32(0), int32(0)
-	for _, d := range c.objects {
-		wanted += d.Status.DesiredNumberScheduled
-		scheduled += d.Status.CurrentNumberScheduled
-	}
 	switch {
 	case len(c.objects) == 0:
 		node.Message = "no proxy DaemonSet"
 		c.next("The proxy DaemonSet is missing: run %s.", c.installCommand())
-	case scheduled < wanted:
+	case lacksPods(c.objects):
 		node.Message = "proxy pod does not exist yet"
 		c.next("Node %s has no proxy pod yet: kubectl --namespace %s describe daemonsets --selector "+
 			"app.kubernetes.io/instance=%s,app.kubernetes.io/component=proxy shows why.", node.Name, c.Namespace, c.Release)
@@ -171,6 +166,15 @@ func (c *collector) noProxy(node *Node) {
 		// Excluded by proxy.nodeSelector or proxy.tolerations.
 		node.Via, node.Message = viaNone, "excluded from proxy scheduling"
 	}
+}
+
+// lacksPods reports whether DaemonSets do not have all of their pods yet.
+func lacksPods(sets []appsv1.DaemonSet) bool {
+	missing := int32(0)
+	for _, d := range sets {
+		missing += d.Status.DesiredNumberScheduled - d.Status.CurrentNumberScheduled
+	}
+	return missing > 0
 }
 
 // injectedImage returns the image of a pod whose program comes from a payload, or "".

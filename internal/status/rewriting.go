@@ -127,9 +127,7 @@ func (c *collector) rewriteTrial(ctx context.Context, policy *rewritePolicy) (*c
 		ObjectMeta: metav1.ObjectMeta{Name: c.Name + "-" + trialName, Namespace: namespace},
 		Spec: corev1.PodSpec{
 			Containers: []corev1.Container{{
-				Name: trialName, Image: host + "/" + path + ":1",
-				SecurityContext: &corev1.SecurityContext{AllowPrivilegeEscalation: new(false),
-					Capabilities: &corev1.Capabilities{Drop: []corev1.Capability{"ALL"}}},
+				Name: trialName, Image: host + "/" + path + ":1", SecurityContext: release.RestrictedContainer(),
 			}},
 			SecurityContext: &corev1.PodSecurityContext{RunAsNonRoot: new(true),
 				SeccompProfile: &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeRuntimeDefault}},

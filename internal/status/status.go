@@ -20,6 +20,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/metadata"
+	"k8s.io/utils/ptr"
 
 	"github.com/zarf-dev/zarf-registry/internal/api/loaded"
 	"github.com/zarf-dev/zarf-registry/internal/api/space"
@@ -420,7 +421,7 @@ func (c *collector) registry(ctx context.Context) error {
 	}
 	r := &Registry{Pods: []Pod{}}
 	c.report.Registry = r
-	pods, err := c.Client.CoreV1().Pods(c.Namespace).List(ctx, nodes.RegistryPods(c.Release))
+	pods, err := c.Client.CoreV1().Pods(c.Namespace).List(ctx, selector(c.Release, names.ComponentRegistry))
 	if err != nil {
 		if err := c.unreadable("listing the registry's pods in namespace "+c.Namespace, err); err != nil {
 			return err
@@ -449,13 +450,12 @@ func (c *collector) registry(ctx context.Context) error {
 	c.sharedState(ctx, pods.Items)
 	r.Desired = 1
 	switch d := c.deployment; {
-	case d == nil && len(c.report.Unreadable) > 0:
-	case d == nil:
+	case d != nil:
+		r.Desired = int(ptr.Deref(d.Spec.Replicas, 1))
+	case len(c.report.Unreadable) == 0:
 		r.Message = "the Deployment is missing"
 		c.next("Deployment %s/%s is missing: run %s.", c.Namespace, c.Name, c.installCommand())
 		return nil
-	case d.Spec.Replicas != nil:
-		r.Desired = int(*d.Spec.Replicas)
 	}
 	switch ready := r.ReadyPods(); {
 	case r.Desired == 0:

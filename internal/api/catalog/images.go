@@ -122,16 +122,8 @@ func (c *Catalog) Images() []*Image {
 func (c *Catalog) Roots() []*Manifest {
 	var roots []*Manifest
 	for _, r := range c.repositories() {
-		contained := map[*Manifest]bool{}
 		for _, m := range r.manifests {
-			for _, needed := range m.Needs {
-				if child := r.byDigest[needed]; child != nil {
-					contained[child] = true
-				}
-			}
-		}
-		for _, m := range r.manifests {
-			if len(m.Tags) > 0 || !contained[m] {
+			if len(m.Tags) > 0 || !r.contained[m] {
 				roots = append(roots, m)
 			}
 		}
@@ -144,7 +136,8 @@ type repository struct {
 	manifests []*Manifest
 	byDigest  map[digest.Digest]*Manifest // with aliases
 	attached  map[*Manifest][]*Manifest   // by the manifest that they are attached to
-	inside    map[*Manifest]bool          // parts of an index, or attached
+	contained map[*Manifest]bool          // parts of an index
+	inside    map[*Manifest]bool          // contained, or attached
 }
 
 // repositories groups the manifests, which are ordered by repository.
@@ -153,7 +146,8 @@ func (c *Catalog) repositories() []*repository {
 	for i, m := range c.Manifests {
 		if i == 0 || m.Repository != c.Manifests[i-1].Repository {
 			all = append(all, &repository{
-				byDigest: map[digest.Digest]*Manifest{}, attached: map[*Manifest][]*Manifest{}, inside: map[*Manifest]bool{},
+				byDigest: map[digest.Digest]*Manifest{}, attached: map[*Manifest][]*Manifest{},
+				contained: map[*Manifest]bool{}, inside: map[*Manifest]bool{},
 			})
 		}
 		r := all[len(all)-1]
@@ -166,7 +160,7 @@ func (c *Catalog) repositories() []*repository {
 		for _, m := range r.manifests {
 			for _, needed := range m.Needs {
 				if child := r.byDigest[needed]; child != nil && child != m {
-					r.inside[child] = true
+					r.contained[child], r.inside[child] = true, true
 				}
 			}
 			for _, d := range m.subjects() {

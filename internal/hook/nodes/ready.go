@@ -12,7 +12,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/zarf-dev/zarf-registry/internal/release"
-	"github.com/zarf-dev/zarf-registry/internal/release/names"
 	"github.com/zarf-dev/zarf-registry/internal/release/plan"
 )
 
@@ -116,9 +115,4 @@ func (o *Observer) RunningPods(ctx context.Context, nodes *ReadyNodes, component
 		}
 		return !ready
 	}), nil
-}
-
-// RegistryPods selects the pods of a release's registry.
-func RegistryPods(release string) metav1.ListOptions {
-	return metav1.ListOptions{LabelSelector: names.Selector(release, names.ComponentRegistry)}
 }

@@ -6,6 +6,7 @@ import (
 
 	appsv1 "k8s.io/api/apps/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
 
 	"github.com/zarf-dev/zarf-registry/internal/release"
 	"github.com/zarf-dev/zarf-registry/internal/release/names"
@@ -61,10 +62,7 @@ func (o *Observer) registryPodsDown(ctx context.Context) (int32, error) {
 // deploymentMissing describes what a rollout is still waiting for, or returns "". Of several
 // replicas, those on nodes that are down need not be available as long as one other is.
 func deploymentMissing(d *appsv1.Deployment, down int32) string {
-	want := int32(1)
-	if d.Spec.Replicas != nil {
-		want = *d.Spec.Replicas
-	}
+	want := ptr.Deref(d.Spec.Replicas, 1)
 	switch s := d.Status; {
 	case s.ObservedGeneration < d.Generation:
 		return "the controller has not seen the last change"

@@ -22,6 +22,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/hook/steps"
 	"github.com/zarf-dev/zarf-registry/internal/hook/userobject"
 	"github.com/zarf-dev/zarf-registry/internal/node/noderuntime"
+	"github.com/zarf-dev/zarf-registry/internal/release/settings"
 	"github.com/zarf-dev/zarf-registry/internal/release/state"
 )
 
@@ -82,9 +83,6 @@ const (
 	checkNodeConfig   = "nodeConfig"
 	checkExpose       = "expose"
 )
-
-// ignoreAll stands for all checks in Settings.Preflight.Ignore.
-const ignoreAll = "all"
 
 // Checks returns the names of all checks, which are the valid values of Settings.Preflight.Ignore.
 func Checks() []string {
@@ -221,9 +219,9 @@ func (i *Inspection) Check(ctx context.Context) (string, error) {
 // inspect runs the checks that apply to the mode.
 func (i *Inspection) inspect(ctx context.Context) ([]Finding, error) {
 	for _, name := range i.Settings.Preflight.Ignore {
-		if name != ignoreAll && !slices.Contains(Checks(), name) {
+		if name != settings.IgnoreAll && !slices.Contains(Checks(), name) {
 			return nil, exitcode.Refuse("invalid --ignore-preflight %q: want %s, or %s", name,
-				strings.Join(Checks(), ", "), ignoreAll)
+				strings.Join(Checks(), ", "), settings.IgnoreAll)
 		}
 	}
 	ours := i.Settings.Mode != state.ModeExternal
@@ -251,7 +249,7 @@ func (i *Inspection) inspect(ctx context.Context) ([]Finding, error) {
 	}
 	findings = distinct(findings)
 	for n, f := range findings {
-		if slices.Contains(i.Settings.Preflight.Ignore, f.Check) || slices.Contains(i.Settings.Preflight.Ignore, ignoreAll) {
+		if i.Settings.Preflight.Ignores(f.Check) {
 			findings[n].Severity = Warning
 		}
 	}

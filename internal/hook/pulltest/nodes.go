@@ -182,7 +182,7 @@ var limited = regexp.MustCompile(`(minimum|maximum) (cpu|memory) (usage|limit)|t
 
 // look updates the attempts from what the kubelets report, and returns those whose pod is to be created again.
 func (p *puller) look(ctx context.Context, open map[string]*attempt) (again []*attempt) {
-	pods, err := p.Pods.List(ctx, p.selector())
+	pods, err := p.Pods.List(ctx, p.Selector(names.ComponentProbe))
 	if err != nil {
 		p.Log.Debug("cannot list pods, trying again", "error", err)
 		return nil
@@ -375,10 +375,6 @@ const (
 	adviceNode  = "kubectl describe node shows the state of the node"
 )
 
-func (p *puller) selector() metav1.ListOptions {
-	return metav1.ListOptions{LabelSelector: names.Selector(p.Settings.Release, names.ComponentProbe)}
-}
-
 // pod returns the pod that makes a node pull.
 func (p *puller) pod(node string) *corev1.Pod {
 	no, second, deadline := false, int64(1), int64(podDeadline.Seconds())
@@ -425,7 +421,7 @@ func (p *puller) pod(node string) *corev1.Pod {
 func (p *puller) deletePods() {
 	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second) // also if the run's context has ended
 	defer cancel()
-	pods, err := p.Pods.List(ctx, p.selector())
+	pods, err := p.Pods.List(ctx, p.Selector(names.ComponentProbe))
 	if err != nil {
 		p.Log.Warn("cannot list the pods that pull; they stay until the next run", "error", err)
 		return

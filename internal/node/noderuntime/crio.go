@@ -51,7 +51,7 @@ func (b *builder) registriesConf() []byte {
 	var t tomlWriter
 	t.line("")
 	if config.CRIO.Insecure {
-		t.table("", "[[registry]]")
+		t.table("[[registry]]")
 		t.line("prefix = %s", quote(config.Address))
 		t.line("location = %s", quote(config.Address))
 		t.line("insecure = true")
@@ -64,10 +64,10 @@ func (b *builder) registriesConf() []byte {
 		if name == "*" || strings.HasPrefix(name, "!") {
 			continue
 		}
-		t.table("", "[[registry]]")
+		t.table("[[registry]]")
 		t.line("prefix = %s", quote(name))
 		t.line("location = %s", quote(name))
-		t.table("", "[[registry.mirror]]")
+		t.table("[[registry.mirror]]")
 		t.line("location = %s", quote(config.Address))
 		// Without a CA there is no TLS on loopback. Of mirrors, CRI-O expects TLS also in versions that allow plain
 		// HTTP on loopback.

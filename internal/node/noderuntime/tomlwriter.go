@@ -11,11 +11,11 @@ type tomlWriter struct{ bytes.Buffer }
 
 func (t *tomlWriter) line(format string, args ...any) { fmt.Fprintf(t, format+"\n", args...) }
 
-func (t *tomlWriter) table(indent, header string) {
+func (t *tomlWriter) table(header string) {
 	if t.Len() > 1 { // the first line is empty: the mark is written above it
 		t.line("")
 	}
-	t.line("%s%s", indent, header)
+	t.line("%s", header)
 }
 
 // quote returns s as a basic string of TOML.

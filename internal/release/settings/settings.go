@@ -186,11 +186,19 @@ type NodeConfig struct {
 
 // Preflight controls the checks before anything changes.
 type Preflight struct {
-	// Ignore are the names of checks whose blockers count as warnings; "all" stands for all.
+	// Ignore are the names of checks whose blockers count as warnings, or IgnoreAll.
 	Ignore []string `json:"ignore,omitempty"`
 	// LabelNamespace lets prepare label the namespace so that its Pod Security level admits the
 	// pods that nodes need. Cleanup restores the previous label.
 	LabelNamespace bool `json:"labelNamespace,omitempty"`
+}
+
+// IgnoreAll stands for all checks in Preflight.Ignore.
+const IgnoreAll = "all"
+
+// Ignores reports whether blockers of a check count as warnings.
+func (p Preflight) Ignores(check string) bool {
+	return slices.Contains(p.Ignore, check) || slices.Contains(p.Ignore, IgnoreAll)
 }
 
 // Finish controls what happens after the rollout.

@@ -17,6 +17,7 @@ import (
 	"helm.sh/helm/v3/pkg/storage/driver"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	typed "k8s.io/client-go/kubernetes/typed/core/v1"
 	"sigs.k8s.io/yaml"
 
@@ -105,13 +106,16 @@ func masked(values map[string]any) map[string]any {
 	for key, value := range values { // the sections auth and secrets by their keys: both have names, too
 		shown[key] = mask.Document(value)
 	}
-	if text, ok := lookup(values, "nodeConfig", "k3s", "registries").(string); ok {
-		set(shown, noderuntime.Masked(noderuntime.KindRegistries, []byte(text)), "nodeConfig", "k3s", "registries")
+	// Values of other types, which the chart refuses, have no such fields.
+	if text, ok, _ := unstructured.NestedString(values, "nodeConfig", "k3s", "registries"); ok {
+		masked := noderuntime.Masked(noderuntime.KindRegistries, []byte(text))
+		_ = unstructured.SetNestedField(shown, masked, "nodeConfig", "k3s", "registries")
 	}
-	hosts, _ := lookup(values, "nodeConfig", "containerd", "hosts").(map[string]any)
+	found, _, _ := unstructured.NestedFieldNoCopy(values, "nodeConfig", "containerd", "hosts")
+	hosts, _ := found.(map[string]any)
 	for host, text := range hosts {
 		masked := noderuntime.Masked(noderuntime.KindHosts, fmt.Append(nil, text))
-		set(shown, masked, "nodeConfig", "containerd", "hosts", host)
+		_ = unstructured.SetNestedField(shown, masked, "nodeConfig", "containerd", "hosts", host)
 	}
 	objects, _ := shown["extraObjects"].([]any)
 	for i, object := range objects {
@@ -120,20 +124,4 @@ func masked(values map[string]any) map[string]any {
 		}
 	}
 	return shown
-}
-
-func lookup(v any, keys ...string) any {
-	for _, key := range keys {
-		table, _ := v.(map[string]any)
-		v = table[key]
-	}
-	return v
-}
-
-// set replaces a value that exists.
-func set(v map[string]any, value any, keys ...string) {
-	table, _ := lookup(v, keys[:len(keys)-1]...).(map[string]any)
-	if table != nil {
-		table[keys[len(keys)-1]] = value
-	}
 }
