@@ -20,7 +20,7 @@ func main() {
 	cmd := emulate.Command(os.Args[1], os.Args[2:]...)
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
 	err := cmd.Run()
-	if exit := (*exec.ExitError)(nil); errors.As(err, &exit) {
+	if exit, ok := errors.AsType[*exec.ExitError](err); ok {
 		os.Exit(max(1, exit.ExitCode())) // -1 for a signal
 	}
 	if err != nil {

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"maps"
 	"os"
 	"path"
 	"path/filepath"
@@ -66,9 +67,7 @@ func (r release) packFiles(t *tar.Writer, dir string, want map[string]string) er
 	} else if !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
-	for name := range want {
-		names = append(names, name)
-	}
+	names = slices.AppendSeq(names, maps.Keys(want))
 	slices.Sort(names)
 	folder := r.bundleName() + "/"
 	header := tar.Header{Typeflag: tar.TypeDir, Name: folder, Mode: 0o755, ModTime: r.source.time, Format: tar.FormatPAX}

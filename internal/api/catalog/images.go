@@ -276,13 +276,7 @@ func (c *Catalog) Reclaimable(deleted []*Manifest, grace time.Duration) Reclaima
 	for _, m := range deleted {
 		gone[m] = true
 	}
-	var kept []*Manifest
-	for _, m := range c.Manifests {
-		if !gone[m] {
-			kept = append(kept, m)
-		}
-	}
-	needed := content(kept)
+	needed := content(slices.DeleteFunc(slices.Clone(c.Manifests), func(m *Manifest) bool { return gone[m] }))
 	var freed Reclaimable
 	for d, b := range c.Blobs {
 		switch {

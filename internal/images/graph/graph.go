@@ -131,8 +131,7 @@ func checkMetadataSize(size int64) error {
 
 // Wrap adds the kind and digest of the content to an error.
 func Wrap(desc ocispec.Descriptor, err error) error {
-	var bad *blob.Error
-	if errors.As(err, &bad) {
+	if bad, ok := errors.AsType[*blob.Error](err); ok {
 		// drop what was added by the reader of the content
 		err = bad
 	}

@@ -125,8 +125,7 @@ func (b *body) release() {
 }
 
 func asContentError(err error) error {
-	var content *blob.Error
-	if errors.As(err, &content) {
+	if _, ok := errors.AsType[*blob.Error](err); ok {
 		return err
 	}
 	return blob.NewError(err)

@@ -91,8 +91,7 @@ func retryAfter(resp *http.Response, now time.Time) time.Duration {
 
 // statusCode returns the status of an error response, or 0 for other errors.
 func statusCode(err error) int {
-	var response *errcode.ErrorResponse
-	if errors.As(err, &response) {
+	if response, ok := errors.AsType[*errcode.ErrorResponse](err); ok {
 		return response.StatusCode
 	}
 	return 0

@@ -45,8 +45,7 @@ func (p *retryPolicy) backOff(ctx context.Context, attempt int, resp *http.Respo
 	// Half of it is jitter, so that transfers that failed together do not return together.
 	delay = delay/2 + rand.N(delay/2+1)
 	delay = max(delay, retryAfter(resp, time.Now()))
-	var response *responseError
-	if errors.As(err, &response) {
+	if response, ok := errors.AsType[*responseError](err); ok {
 		delay = max(delay, response.retryAfter)
 	}
 	if p.log != nil {

@@ -31,8 +31,7 @@ func Open(ctx context.Context, path string) (*Source, error) {
 
 func open(ctx context.Context, path string) (*Source, error) {
 	info, err := os.Stat(path)
-	var pathErr *fs.PathError
-	if errors.As(err, &pathErr) {
+	if pathErr, ok := errors.AsType[*fs.PathError](err); ok {
 		return nil, pathErr.Err
 	}
 	if err != nil {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net/http"
 	"net/http/httptrace"
 	"slices"
@@ -154,9 +155,7 @@ func (c *Cache) relay(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	defer response.Body.Close()
-	for name, values := range endToEnd(response.Header) {
-		w.Header()[name] = values
-	}
+	maps.Copy(w.Header(), endToEnd(response.Header))
 	w.WriteHeader(response.StatusCode)
 	to := deadlineWriter{w, http.NewResponseController(w)}
 	if _, err := io.Copy(to, &timedReader{response.Body, c.origin.progressTimeout, cancel}); err != nil {
@@ -252,9 +251,7 @@ func (c *Cache) head(ctx context.Context, t target, header http.Header) (*confir
 // setHeader sets what the registry has sent with the content, and a warning about stale content (RFC 7234,
 // section 5.5.1).
 func setHeader(header http.Header, confirmed *confirmation) {
-	for name, values := range confirmed.header {
-		header[name] = values
-	}
+	maps.Copy(header, confirmed.header)
 	if confirmed.stale {
 		header.Set("Warning", `110 - "Response is Stale"`)
 	}

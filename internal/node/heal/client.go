@@ -52,8 +52,7 @@ func (e *statusError) Error() string { return fmt.Sprintf("%s (HTTP %d)", e.mess
 
 // codeOf returns the HTTP status of an error response, or 0.
 func codeOf(err error) int {
-	var status *statusError
-	if errors.As(err, &status) {
+	if status, ok := errors.AsType[*statusError](err); ok {
 		return status.code
 	}
 	return 0

@@ -67,7 +67,7 @@ func elements(name string) []string {
 
 // reason removes the path, which is that in the pod.
 func reason(err error) error {
-	if pathError := (*fs.PathError)(nil); errors.As(err, &pathError) {
+	if pathError, ok := errors.AsType[*fs.PathError](err); ok {
 		return pathError.Err
 	}
 	return err

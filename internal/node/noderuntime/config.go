@@ -31,10 +31,10 @@ func ParseConfig(data []byte) (Config, error) {
 
 // withoutValue removes the values from an error of encoding/json.
 func withoutValue(err error) error {
-	if wrong := (*json.UnmarshalTypeError)(nil); errors.As(err, &wrong) {
+	if wrong, ok := errors.AsType[*json.UnmarshalTypeError](err); ok {
 		return fmt.Errorf("%s: want a value of type %s", wrong.Field, wrong.Type)
 	}
-	if wrong := (*json.SyntaxError)(nil); errors.As(err, &wrong) {
+	if wrong, ok := errors.AsType[*json.SyntaxError](err); ok {
 		return fmt.Errorf("invalid JSON at byte %d", wrong.Offset)
 	}
 	return err // a truncated document or an unknown field

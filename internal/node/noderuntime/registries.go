@@ -74,7 +74,7 @@ func (b *builder) certificate(place, file string) {
 		return
 	}
 	err := b.CheckTLS(file)
-	if failed := (*fs.PathError)(nil); errors.As(err, &failed) {
+	if failed, ok := errors.AsType[*fs.PathError](err); ok {
 		err = failed.Err // without the path
 	}
 	file = mask.Text(file) // it may be a key in place of its path

@@ -36,7 +36,7 @@ func parseTOML(data []byte) (map[string]any, error) {
 		}
 	}
 	if err := p.Error(); err != nil {
-		if wrong := (*unstable.ParserError)(nil); errors.As(err, &wrong) {
+		if wrong, ok := errors.AsType[*unstable.ParserError](err); ok {
 			return nil, fmt.Errorf("invalid TOML%s", position(&p, wrong.Highlight))
 		}
 		return nil, errors.New("invalid TOML")

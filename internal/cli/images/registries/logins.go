@@ -90,8 +90,7 @@ func readLoginFile(path string) (*loginFile, error) {
 	}
 	f := &loginFile{path: path}
 	if err != nil {
-		var pathErr *fs.PathError
-		if errors.As(err, &pathErr) {
+		if pathErr, ok := errors.AsType[*fs.PathError](err); ok {
 			err = pathErr.Err
 		}
 		return nil, fmt.Errorf("reading the registries' credentials in %s: %w", path, err)
@@ -99,8 +98,7 @@ func readLoginFile(path string) (*loginFile, error) {
 	if err := json.Unmarshal(raw, f); err != nil {
 		// Errors of encoding/json may quote secrets in the file.
 		where := "it is not in the format of docker login and podman login"
-		var syntax *json.SyntaxError
-		if errors.As(err, &syntax) {
+		if syntax, ok := errors.AsType[*json.SyntaxError](err); ok {
 			where = fmt.Sprintf("invalid JSON at byte %d", syntax.Offset)
 		}
 		return nil, fmt.Errorf("reading the registries' credentials in %s: %s: repair the file or log in again", path, where)
