@@ -94,7 +94,7 @@ func (f *checkFlags) common(flags *pflag.FlagSet) {
 	_ = cobra.MarkFlagRequired(flags, "registry") // fails only for an unknown flag
 }
 
-// Target reads certificates and credentials. A mounted Secret is replaced atomically, so the
+// target reads certificates and credentials. A mounted Secret is replaced atomically, so the
 // files of one read match.
 func (f *checkFlags) target() (probe.Target, error) {
 	t := probe.Target{Registry: f.registry, Plain: f.plain, AnonymousPull: f.anonymousPull,
@@ -119,7 +119,7 @@ func (f *checkFlags) target() (probe.Target, error) {
 	return t, nil
 }
 
-// Run prints a line for each step. The error repeats the failed steps, because it becomes the
+// run prints a line for each step. The error repeats the failed steps, because it becomes the
 // pod's termination message.
 func (f *checkFlags) run(cmd *cobra.Command, do func(context.Context, probe.Target, func(probe.Check)) error) error {
 	t, err := f.target()

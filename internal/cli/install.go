@@ -100,7 +100,7 @@ func (f *chartFlags) register(cmd *cobra.Command) {
 	cmdflags.AddOutput(cmd, &f.output)
 }
 
-// Validate rejects flags that are wrong in any cluster.
+// validate rejects flags that are wrong in any cluster.
 func (f *chartFlags) validate() error {
 	named := settings.Settings{Namespace: f.Namespace, Release: f.Release, Name: names.Chart}
 	errs := []error{named.ValidateRelease()}

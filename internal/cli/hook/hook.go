@@ -127,7 +127,7 @@ func (f *Flags) limits(flags *pflag.FlagSet) {
 	_ = flags.MarkHidden("in-cluster") // fails only for an unknown flag
 }
 
-// Validate rejects flags that are wrong in any cluster, and reads the settings.
+// validate rejects flags that are wrong in any cluster, and reads the settings.
 func (f *Flags) validate(flags *pflag.FlagSet) error {
 	if named := flags.Lookup("name") != nil; named && f.document == "" {
 		f.Settings.Namespace, f.Settings.Release = f.Namespace, f.Release

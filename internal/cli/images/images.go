@@ -124,7 +124,7 @@ func (f *imageFlags) storeDirFlag(cmd *cobra.Command) {
 	_ = cmd.MarkFlagDirname("store-dir") // fails only for an unknown flag
 }
 
-// Validate checks the values of the flags that the command has, without asking a
+// validate checks the values of the flags that the command has, without asking a
 // registry or cluster.
 func (f *imageFlags) validate(flags *pflag.FlagSet) error {
 	var errs []error
@@ -188,7 +188,7 @@ type imageRun struct {
 	ends       []func() error
 }
 
-// Begin prepares a run with validated flags. The user name applies to the registry at host.
+// begin prepares a run with validated flags. The user name applies to the registry at host.
 // Registries for which plain returns true are reached without TLS.
 func (f *imageFlags) begin(cmd *cobra.Command, host string, plain func(host string) bool) (*imageRun, error) {
 	r := &imageRun{imageFlags: f, meter: meter.New(cmd.ErrOrStderr())}

@@ -110,7 +110,7 @@ func readLoginFile(path string) (*loginFile, error) {
 	return f, nil
 }
 
-// Get returns the credential for a key, or the empty credential.
+// get returns the credential for a key, or the empty credential.
 func (f *loginFile) get(ctx context.Context, key string) (auth.Credential, error) {
 	credential, err := f.store.Get(ctx, key)
 	switch helper := cmp.Or(f.Helpers[key], f.Store); {
