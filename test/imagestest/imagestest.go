@@ -65,7 +65,8 @@ func (r Registry) Get(t *testing.T, path string) []byte {
 		oci.MediaTypeDockerManifest, oci.MediaTypeDockerManifestList} {
 		req.Header.Add("Accept", mediaType)
 	}
-	resp := require.Value(r.Client().Do(req))(t)
+	resp, err := r.Client().Do(req)
+	require.NoError(t, err)
 	defer resp.Body.Close()
 	body := require.Value(io.ReadAll(resp.Body))(t)
 	if resp.StatusCode != http.StatusOK {

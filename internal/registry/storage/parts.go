@@ -55,7 +55,7 @@ func (d *partsDriver) Delete(ctx context.Context, name string) error {
 	return d.StorageDriver.Delete(ctx, name)
 }
 
-// Writer implements [storagedriver.StorageDriver]. An upload that is complete, because its process has ended before it was
+// Writer implements [storagedriver.StorageDriver]. An upload that is complete, because its process ended before it was
 // a blob, cannot be continued, and does not exist: its client begins again.
 func (d *partsDriver) Writer(ctx context.Context, name string, extend bool) (storagedriver.FileWriter, error) {
 	writer, err := d.StorageDriver.Writer(ctx, name, extend)

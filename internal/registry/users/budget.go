@@ -105,7 +105,8 @@ func (b *budgets) spend(from Origin, name string, u *User, mac passwordMAC) (s *
 	if source.spent >= source.burst || total.spent >= total.burst {
 		return nil, false
 	}
-	s = &reservation{budgets: b, user: total, source: source, rounds: float64(int(1) << u.cost), suspect: !known || source.spent > 0}
+	rounds := float64(int(1) << u.cost)
+	s = &reservation{budgets: b, user: total, source: source, rounds: rounds, suspect: !known || source.spent > 0}
 	source.spent += s.rounds
 	total.spent += s.rounds
 	return s, false
