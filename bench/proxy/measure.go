@@ -214,8 +214,8 @@ func (m *measurement) start(ctx context.Context, s subject) (*registries.Process
 		return nil, nil, err
 	}
 	config := filepath.Join(m.dir, strings.ReplaceAll(s.Name, " ", "-")+".conf")
-	fill := strings.NewReplacer("LISTEN_PORT", listenPort, "LISTEN", address, "REGISTRY_PORT", port, "REGISTRY", m.registry,
-		"NAME", registryName, "CONFIG", config, "DIR", m.certificates).Replace
+	fill := strings.NewReplacer("LISTEN_PORT", listenPort, "LISTEN", address, "REGISTRY_PORT", port,
+		"REGISTRY", m.registry, "NAME", registryName, "CONFIG", config, "DIR", m.certificates).Replace
 	if err := os.WriteFile(config, []byte(fill(s.config)), 0o600); err != nil {
 		return nil, nil, err
 	}

@@ -56,8 +56,8 @@ func NewCertificates(dir string) (*Certificates, error) {
 		Usages:      []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}})
 }
 
-// Write issues another certificate, and writes its tls.crt, tls.key and ca.crt to dir, and both.pem, which has the first
-// two.
+// Write issues another certificate, and writes its tls.crt, tls.key and ca.crt to dir, and both.pem, which has the
+// first two.
 func (c *Certificates) Write(dir string, leaf pki.Leaf) error {
 	pair, err := c.ca.Issue(leaf, time.Now())
 	if err != nil {
