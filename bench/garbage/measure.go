@@ -144,11 +144,7 @@ func (g *garbage) scale() float64 { return 1_000_000 / float64(g.blobs) }
 
 // catalog reads the catalog and counts its images.
 func (g *garbage) catalog(ctx context.Context) error {
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, g.process.URL(catalog.Path), nil)
-	if err != nil {
-		return err
-	}
-	response, err := registries.Do(g.client, request)
+	response, err := g.stream(ctx, http.MethodGet, catalog.Path)
 	if err != nil {
 		return err
 	}
@@ -175,11 +171,7 @@ func (g *garbage) catalog(ctx context.Context) error {
 // scrub lets the registry read all blobs.
 func (g *garbage) scrub(ctx context.Context) error {
 	query := scrub.Request{Rate: 1 << 40}.Query()
-	request, err := http.NewRequestWithContext(ctx, http.MethodPost, g.process.URL(scrub.Path+"?"+query.Encode()), nil)
-	if err != nil {
-		return err
-	}
-	response, err := registries.Do(g.client, request)
+	response, err := g.stream(ctx, http.MethodPost, scrub.Path+"?"+query.Encode())
 	if err != nil {
 		return err
 	}
@@ -221,15 +213,11 @@ func (g *garbage) delete(ctx context.Context) error {
 // collect lets the registry collect, and measures the phases.
 func (g *garbage) collect(ctx context.Context) error {
 	query := gc.Request{Timeout: gc.DefaultTimeout}.Query()
-	request, err := http.NewRequestWithContext(ctx, http.MethodPost, g.process.URL(gc.Path+"?"+query.Encode()), nil)
-	if err != nil {
-		return err
-	}
 	whole, err := g.begin()
 	if err != nil {
 		return err
 	}
-	response, err := registries.Do(g.client, request)
+	response, err := g.stream(ctx, http.MethodPost, gc.Path+"?"+query.Encode())
 	if err != nil {
 		return err
 	}
@@ -267,6 +255,15 @@ func (g *garbage) collect(ctx context.Context) error {
 			return whole.add(rowCollection, float64(g.bucket.requests.Load()-whole.requests), expected)
 		}
 	}
+}
+
+// stream sends a request whose response has an event in each line.
+func (g *garbage) stream(ctx context.Context, method, path string) (*http.Response, error) {
+	request, err := http.NewRequestWithContext(ctx, method, g.process.URL(path), nil)
+	if err != nil {
+		return nil, err
+	}
+	return registries.Do(g.client, request)
 }
 
 // send sends a small request and returns status and body of the response.

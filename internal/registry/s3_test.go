@@ -48,9 +48,7 @@ const (
 // D2: the client gives up while S3 copies its blob to where blobs are, and repeats the request.
 func TestUploadsOutliveTheirRequest(t *testing.T) {
 	t.Parallel()
-	if s3 == nil {
-		t.Skipf("needs S3: set %s", s3test.ProgramVariable)
-	}
+	s3Only(t)
 	i := start(t, newTestCA(t), t.TempDir())
 	c := i.pusher()
 	content := strings.Repeat("large", 1<<20)
@@ -76,9 +74,7 @@ func TestUploadsOutliveTheirRequest(t *testing.T) {
 // upload is aborted.
 func TestThePurgeAbortsAbandonedUploads(t *testing.T) {
 	t.Parallel()
-	if s3 == nil {
-		t.Skipf("needs S3: set %s", s3test.ProgramVariable)
-	}
+	s3Only(t)
 	root := t.TempDir()
 	i := start(t, newTestCA(t), root)
 	c := i.pusher()
@@ -113,9 +109,7 @@ func TestThePurgeAbortsAbandonedUploads(t *testing.T) {
 // A process has completed the upload in S3 and ended before the content was a blob.
 func TestACompleteUploadOfAProcessThatHasEndedIsUnknown(t *testing.T) {
 	t.Parallel()
-	if s3 == nil {
-		t.Skipf("needs S3: set %s", s3test.ProgramVariable)
-	}
+	s3Only(t)
 	i := start(t, newTestCA(t), t.TempDir())
 	c := i.pusher()
 	upload := c.begin("a")
@@ -225,6 +219,14 @@ func older() {
 		return
 	}
 	time.Sleep(300 * time.Millisecond)
+}
+
+// s3Only skips a test of S3 if the tests use the filesystem driver.
+func s3Only(t *testing.T) {
+	t.Helper()
+	if s3 == nil {
+		t.Skipf("needs S3: set %s", s3test.ProgramVariable)
+	}
 }
 
 // filesystemOnly skips a test of the filesystem driver if the tests use S3.

@@ -80,12 +80,13 @@ func (c *collector) nodeConfig(ctx context.Context) error {
 	for _, n := range c.linux {
 		nodes[n.Name] = n
 	}
+	missing := lacksPods(sets.Items)
 	// Without permission to list nodes, only nodes with a pod are reported.
 	names := maps.Clone(byNode)
 	for name, n := range nodes {
 		// If all desired pods exist, nodeConfig.nodeSelector or nodeConfig.tolerations
 		// excludes the nodes without one.
-		if lacksPods(sets.Items) && plan.NodeReady(n) && names[name].Name == "" {
+		if missing && plan.NodeReady(n) && names[name].Name == "" {
 			names[name] = corev1.Pod{}
 		}
 	}
