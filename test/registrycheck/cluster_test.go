@@ -288,7 +288,7 @@ func (c *cluster) inject(f fault) {
 	case cutPower:
 		c.cutPower(f.Duration)
 	case fillDisk:
-		path := filepath.Join(c.volume, "ballast")
+		path := c.ballast()
 		file, err := os.Create(path)
 		if err != nil {
 			c.t.Error(err)
@@ -303,11 +303,14 @@ func (c *cluster) inject(f fault) {
 			c.t.Errorf("fill the volume: %v", err)
 		}
 		time.Sleep(f.Duration)
-		if err := os.Remove(path); err != nil {
+		if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
 			c.t.Error(err)
 		}
 	}
 }
+
+// ballast is the file that fills the volume.
+func (c *cluster) ballast() string { return filepath.Join(c.volume, "ballast") }
 
 // cutAfter returns a function that chooses after how many bytes a connection breaks: half within the
 // requests of a push, others within a large blob.

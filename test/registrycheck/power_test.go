@@ -97,6 +97,7 @@ func (c *cluster) cutPower(d time.Duration) {
 	}
 	c.unmountDisk()
 	c.mountDisk()
+	_ = os.Remove(c.ballast()) // the power cut may have lost its removal
 	time.Sleep(d)
 	for _, s := range c.servers {
 		s.start()
