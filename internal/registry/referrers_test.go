@@ -16,6 +16,7 @@ import (
 	v1 "github.com/opencontainers/image-spec/specs-go/v1"
 
 	"github.com/zarf-dev/zarf-registry/internal/api/gc"
+	"github.com/zarf-dev/zarf-registry/internal/registry/content"
 	"github.com/zarf-dev/zarf-registry/internal/registry/storage"
 	"github.com/zarf-dev/zarf-registry/test/require"
 )
@@ -93,8 +94,11 @@ func (i *instance) wantLinks(t *testing.T, image, referrer, index digest.Digest)
 	if !i.server.source.Rebuilt.Load() {
 		return
 	}
-	if got, err := i.server.source.IndexOf(t.Context(), "a", image); err != nil || got != index {
-		t.Errorf("index %s, %v, want %s", got, err, index)
+	stored := content.Inventory{Driver: i.server.source.Driver}
+	err := stored.ReadManifests(t.Context(), "a")
+	got := stored.Indexes()[content.RepositoryDigest{Repository: "a", Digest: image}]
+	if err != nil || !slices.Equal(got, []content.RepositoryDigest{{Repository: "a", Digest: index}}) {
+		t.Errorf("indexes %s, %v, want %s", got, err, index)
 	}
 }
 

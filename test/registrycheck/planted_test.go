@@ -58,19 +58,19 @@ var bugs = []bug{
 	}},
 	{"deleting a manifest leaves its tags", change{
 		"internal/registry/spec/delete.go",
-		"		if !r.removed[d] {\n",
+		"		if !r.removed[content.RepositoryDigest{Repository: r.repository, Digest: d}] {\n",
 		"		if true {\n",
 	}},
 	{"an index loses its manifests to a deletion", change{
 		"internal/registry/spec/delete.go",
-		"				existed, err = r.remove(ctx, names)\n",
-		"				r.intent.End()\n				time.Sleep(200 * time.Millisecond)\n				existed, err = r.remove(ctx, names)\n",
+		"	existed, dirs := false, []string{}\n",
+		"	r.intent.End()\n	time.Sleep(200 * time.Millisecond)\n	existed, dirs := false, []string{}\n",
 	}},
 	{"a referrer loses its back link to a deletion", change{
 		"internal/registry/spec/delete.go",
-		"		_, err := r.intent.Delete(ctx, dir)\n		return err\n	})\n	return existed, err\n",
+		"		_, err := r.intent.Delete(ctx, dir)\n		return err\n	})\n	if err == nil {\n",
 		"		go func() {\n			time.Sleep(200 * time.Millisecond)\n" +
-			"			_ = r.Driver.Delete(context.WithoutCancel(ctx), dir)\n		}()\n		return nil\n	})\n	return existed, err\n",
+			"			_ = r.Driver.Delete(context.WithoutCancel(ctx), dir)\n		}()\n		return nil\n	})\n	if err == nil {\n",
 	}},
 	{"garbage collection does not follow indexes", change{
 		"internal/registry/collect/mark.go",

@@ -47,12 +47,12 @@ type backReference struct {
 	Incomplete bool `json:"incomplete,omitempty"`
 }
 
-// backLinkDir is the directory of the back links of a kind that begin at a manifest.
-func backLinkDir(repository, kind string, from digest.Digest) string {
-	return storage.RepositoriesPath + "/" + repository + "/" + kind + "/" + storage.DigestPath(from)
+// backLinkDir is the directory of the back links of a kind, of which each manifest has a directory where they begin.
+func backLinkDir(repository, kind string) string {
+	return storage.RepositoriesPath + "/" + repository + "/" + kind
 }
 
-// backLinkPath is the path of a back link in such a directory.
+// backLinkPath is the path of a back link in the directory of a manifest.
 func backLinkPath(links string, to digest.Digest) string {
 	return links + "/" + storage.DigestPath(to) + "/descriptor.json"
 }
@@ -70,7 +70,8 @@ type storedLink struct {
 func (d Described) BackLinks(repository string, name digest.Digest) (links BackLinks) {
 	manifest := v1.Descriptor{MediaType: d.Type(), Digest: name, Size: d.size, ArtifactType: d.ArtifactType}
 	add := func(kind string, from digest.Digest, link []byte) {
-		links = append(links, storedLink{backLinkPath(backLinkDir(repository, kind, from), name), link})
+		dir := backLinkDir(repository, kind) + "/" + storage.DigestPath(from)
+		links = append(links, storedLink{backLinkPath(dir, name), link})
 	}
 	link, _ := json.Marshal(backReference{Descriptor: manifest}) // of texts only
 	for _, child := range d.Manifests {
@@ -120,30 +121,29 @@ func (s *Store) HasAll(ctx context.Context, repository string, manifest digest.D
 	return !slices.Contains(found, false), err
 }
 
-// IndexOf returns an index, stored or not, that contains a manifest, or "" if none does, after AwaitRebuild.
-func (s *Store) IndexOf(ctx context.Context, repository string, child digest.Digest) (index digest.Digest, err error) {
-	linked, err := storage.ListDigests(ctx, s.Driver, backLinkDir(repository, indexLinks, child))
-	return slices.Concat(linked, []digest.Digest{""})[0], err
-}
-
-// candidates returns the digests after last of manifests that may refer to the subject with a directory of back links.
-func (s *Store) candidates(
-	ctx context.Context, repository, links string, last digest.Digest, rebuilt bool,
-) ([]digest.Digest, error) {
-	dir := links
-	if !rebuilt {
-		dir = storage.RevisionsDir(repository)
-	}
+// candidates returns the digests after last in a directory of a repository, ordered, without SHA-256 digests of
+// manifests that were pushed by another digest, which is also there.
+func (s *Store) candidates(ctx context.Context, repository, dir string, last digest.Digest) ([]digest.Digest, error) {
 	digests, err := storage.ListDigests(ctx, s.Driver, dir)
-	if err == nil {
-		digests, err = s.withoutAliases(ctx, repository, digests)
+	if err != nil {
+		return nil, err
 	}
+	aliases, err := storage.InOrder(ctx, digests, storage.Concurrency,
+		func(ctx context.Context, d digest.Digest) (alias digest.Digest, err error) {
+			if d.Algorithm() != digest.Canonical {
+				alias, err = s.ReadLink(ctx, storage.RevisionPath(repository, d))
+			}
+			if IsMissing(err) {
+				err = nil // just deleted or garbage-collected, or to be pushed again
+			}
+			return alias, err
+		})
 	slices.Sort(digests)
-	after, found := slices.BinarySearch(digests, last)
-	if found {
-		after++
-	}
-	return digests[after:], err
+	slices.Sort(aliases)
+	return slices.DeleteFunc(digests, func(d digest.Digest) bool {
+		_, found := slices.BinarySearch(aliases, d)
+		return found || d <= last
+	}), err
 }
 
 // readBackLink returns a back link to a manifest, or nil if it does not exist. Before the first rebuild, it derives the
@@ -222,27 +222,6 @@ func (s *Store) BackLinksOf(ctx context.Context, repository string, d digest.Dig
 	return m.BackLinks(repository, d), nil
 }
 
-// withoutAliases removes SHA-256 digests of manifests that were pushed by another digest, which is also in the list.
-func (s *Store) withoutAliases(
-	ctx context.Context, repository string, manifests []digest.Digest,
-) ([]digest.Digest, error) {
-	aliases, err := storage.InOrder(ctx, manifests, storage.Concurrency,
-		func(ctx context.Context, d digest.Digest) (alias digest.Digest, err error) {
-			if d.Algorithm() != digest.Canonical {
-				alias, err = s.ReadLink(ctx, storage.RevisionPath(repository, d))
-			}
-			if IsMissing(err) {
-				err = nil // just deleted or garbage-collected, or to be pushed again
-			}
-			return alias, err
-		})
-	slices.Sort(aliases)
-	return slices.DeleteFunc(manifests, func(d digest.Digest) bool {
-		_, found := slices.BinarySearch(aliases, d)
-		return found
-	}), err
-}
-
 // MaxReferrers is the default and the maximum of descriptors in a response. A response also has at most
 // oci.MaxManifestSize bytes, unless it has only one descriptor, because clients read it as a manifest.
 const MaxReferrers = 1000
@@ -251,8 +230,12 @@ const MaxReferrers = 1000
 func (s *Store) Referrers(
 	ctx context.Context, repository string, subject digest.Digest, artifactType string, last digest.Digest, limit int,
 ) (page []v1.Descriptor, more bool, err error) {
-	links, rebuilt := backLinkDir(repository, referrerLinks, subject), s.Rebuilt.Load()
-	digests, err := s.candidates(ctx, repository, links, last, rebuilt)
+	links, rebuilt := backLinkDir(repository, referrerLinks)+"/"+storage.DigestPath(subject), s.Rebuilt.Load()
+	dir := links
+	if !rebuilt {
+		dir = storage.RevisionsDir(repository)
+	}
+	digests, err := s.candidates(ctx, repository, dir, last)
 	if err != nil {
 		return nil, false, err
 	}

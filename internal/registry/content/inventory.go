@@ -2,6 +2,7 @@ package content
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -141,7 +142,7 @@ type otherLink struct {
 
 // Read reads everything.
 func (i *Inventory) Read(ctx context.Context) error {
-	tags, err := i.readRepositories(ctx)
+	tags, err := i.readRepositories(ctx, storage.RepositoriesPath)
 	if err != nil {
 		return err
 	}
@@ -151,10 +152,7 @@ func (i *Inventory) Read(ctx context.Context) error {
 	if err := i.readBlobs(ctx); err != nil {
 		return err
 	}
-	byKey := func(a, b Blob) int { return a.Compare(b.Key) }
-	if !slices.IsSortedFunc(i.Blobs, byKey) {
-		slices.SortFunc(i.Blobs, byKey)
-	}
+	slices.SortFunc(i.Blobs, func(a, b Blob) int { return a.Compare(b.Key) })
 	slices.SortFunc(i.links, func(a, b blobLink) int { return a.Compare(b.Key) })
 	for _, l := range i.links {
 		if b := i.Find(l.Key); b != nil {
@@ -172,6 +170,28 @@ func (i *Inventory) Read(ctx context.Context) error {
 	return nil
 }
 
+// ReadManifests reads the manifests of a repository, and the back links to them.
+func (i *Inventory) ReadManifests(ctx context.Context, repository string) error {
+	_, err := i.readRepositories(ctx, storage.RevisionsDir(repository), backLinkDir(repository, indexLinks),
+		backLinkDir(repository, referrerLinks))
+	return err
+}
+
+// Indexes returns the indexes, stored or not, that contain manifests.
+func (i *Inventory) Indexes() map[RepositoryDigest][]RepositoryDigest {
+	indexes := map[RepositoryDigest][]RepositoryDigest{}
+	for index, dirs := range i.BackLinks {
+		for _, dir := range dirs {
+			names := strings.Split(dir, "/") // …/KIND/ALGORITHM/CHILD/ALGORITHM/INDEX
+			if n := len(names); names[n-5] == indexLinks {
+				child := RepositoryDigest{index.Repository, storage.PathDigest(names[n-4], names[n-3])}
+				indexes[child] = append(indexes[child], index)
+			}
+		}
+	}
+	return indexes
+}
+
 // repository returns the name of a repository, which shares its memory, and its number.
 func (i *Inventory) repository(name string) (string, uint32) {
 	n, ok := i.repositories[name]
@@ -183,12 +203,12 @@ func (i *Inventory) repository(name string) (string, uint32) {
 	return i.names[n], uint32(n)
 }
 
-// readRepositories reads everything but what tags refer to, and blobs.
-func (i *Inventory) readRepositories(ctx context.Context) (tags []RepositoryTag, err error) {
+// readRepositories reads directories of repositories, but not what tags refer to.
+func (i *Inventory) readRepositories(ctx context.Context, dirs ...string) (tags []RepositoryTag, err error) {
 	i.Tagged, i.History = map[RepositoryDigest][]string{}, map[RepositoryDigest][]string{}
 	i.BackLinks, i.Canonical = map[RepositoryDigest][]string{}, map[digest.Digest]digest.Digest{}
 	i.repositories = map[string]int{}
-	err = storage.WalkFiles(ctx, i.Driver, storage.RepositoriesPath, func(info storagedriver.FileInfo) error {
+	visit := func(info storagedriver.FileInfo) error {
 		name := info.Path()
 		if info.ModTime().Before(i.since) {
 			return nil
@@ -225,7 +245,10 @@ func (i *Inventory) readRepositories(ctx context.Context) (tags []RepositoryTag,
 			return i.resolve(ctx, link, name)
 		}
 		return nil
-	})
+	}
+	for _, dir := range dirs {
+		err = cmp.Or(err, storage.WalkFiles(ctx, i.Driver, dir, visit))
+	}
 	return tags, err
 }
 

@@ -60,7 +60,7 @@ func (s *Store) Rebuild(ctx context.Context) error {
 
 	// A file may get its time before it appears.
 	stored := &Inventory{Driver: s.Driver, since: last.Since.Add(-time.Minute)}
-	if _, err := stored.readRepositories(ctx); err != nil {
+	if _, err := stored.readRepositories(ctx, storage.RepositoriesPath); err != nil {
 		return err
 	}
 	for _, d := range stored.Damaged {

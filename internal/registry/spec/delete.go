@@ -14,7 +14,6 @@ import (
 	"time"
 
 	"github.com/distribution/distribution/v3/registry/api/errcode"
-	storagedriver "github.com/distribution/distribution/v3/registry/storage/driver"
 	"github.com/distribution/reference"
 	"github.com/opencontainers/go-digest"
 
@@ -64,16 +63,18 @@ type manifestDeletion struct {
 	since  time.Time
 	intent *collect.Intent
 	report func(m content.RepositoryDigest, existed bool, kept error)
-	mu     sync.Mutex // held during report; guards removed
+	mu     sync.Mutex // held during report
 }
 
 // repositoryDeletion deletes manifests of a repository.
 type repositoryDeletion struct {
 	*manifestDeletion
 	repository string
-	manifests  [][]digest.Digest           // with all digests of each, the given one first
-	pushed     map[digest.Digest]time.Time // all of the repository, with since
-	removed    map[digest.Digest]bool
+	manifests  [][]content.RepositoryDigest           // with all digests of each, the given one first
+	pushed     map[content.RepositoryDigest]time.Time // of all in the repository, with since, as the next two
+	indexes    map[content.RepositoryDigest][]content.RepositoryDigest
+	backLinks  map[content.RepositoryDigest][]string // directories
+	removed    map[content.RepositoryDigest]bool
 	atOnce     int
 }
 
@@ -89,8 +90,8 @@ func (s *Registry) deleteManifests(ctx context.Context, manifests map[string][]d
 	all := &manifestDeletion{Registry: s, since: since, report: report}
 	repositories, err := storage.InOrder(ctx, slices.Sorted(maps.Keys(manifests)), storage.ManifestConcurrency,
 		func(ctx context.Context, repository string) (*repositoryDeletion, error) {
-			r := &repositoryDeletion{manifestDeletion: all, repository: repository, pushed: map[digest.Digest]time.Time{},
-				removed: map[digest.Digest]bool{}, atOnce: max(1, storage.Concurrency/len(manifests))}
+			r := &repositoryDeletion{manifestDeletion: all, repository: repository,
+				removed: map[content.RepositoryDigest]bool{}, atOnce: max(1, storage.Concurrency/len(manifests))}
 			return r, r.name(ctx, manifests[repository])
 		})
 	if err != nil {
@@ -98,9 +99,7 @@ func (s *Registry) deleteManifests(ctx context.Context, manifests map[string][]d
 	}
 	var intended []content.RepositoryDigest
 	for _, r := range repositories {
-		for _, d := range slices.Concat(r.manifests...) {
-			intended = append(intended, content.RepositoryDigest{Repository: r.repository, Digest: d})
-		}
+		intended = append(intended, slices.Concat(r.manifests...)...)
 	}
 	if all.intent, err = s.collector.Intend(ctx, intended, !since.IsZero()); err != nil {
 		return err
@@ -112,40 +111,30 @@ func (s *Registry) deleteManifests(ctx context.Context, manifests map[string][]d
 
 func (r *repositoryDeletion) delete(ctx context.Context) error {
 	if !r.since.IsZero() {
-		if err := r.readPushed(ctx); err != nil {
+		if err := r.read(ctx); err != nil {
 			return err
 		}
 	}
-	var mu sync.Mutex
 	// Indexes come first: what they contain is deleted once nothing refers to it.
 	for pending := r.manifests; len(pending) > 0; {
-		var referred [][]digest.Digest
-		var reasons []error
-		err := storage.InParallel(ctx, pending, r.atOnce, func(ctx context.Context, names []digest.Digest) error {
-			kept, index, err := r.check(ctx, names)
-			existed := false
-			if err == nil && kept == nil && index == "" {
-				existed, err = r.remove(ctx, names)
+		var deletable, referred [][]content.RepositoryDigest
+		for _, names := range pending {
+			switch kept, byIndex := r.check(names); {
+			case byIndex:
+				referred = append(referred, names)
+			case kept != nil:
+				r.done(names, true, kept)
+			default:
+				deletable = append(deletable, names)
 			}
-			switch {
-			case err != nil:
-				return fmt.Errorf("deleting %s@%s: %w", r.repository, names[0], err)
-			case index == "":
-				r.done(names, existed, kept)
-				return nil
-			}
-			mu.Lock()
-			defer mu.Unlock()
-			referred = append(referred, names)
-			reasons = append(reasons, request.Denied("index %s@%s refers to %s", r.repository, index, names[0]))
-			return nil
-		})
-		if err != nil {
+		}
+		if err := storage.InParallel(ctx, deletable, r.atOnce, r.remove); err != nil {
 			return err
 		}
-		if len(referred) == len(pending) {
-			for n, names := range referred {
-				r.done(names, true, reasons[n])
+		if len(deletable) == 0 {
+			for _, names := range referred {
+				kept, _ := r.check(names)
+				r.done(names, true, kept)
 			}
 			break
 		}
@@ -154,24 +143,24 @@ func (r *repositoryDeletion) delete(ctx context.Context) error {
 	return r.untagAll(ctx)
 }
 
-// readPushed reads when the manifests of the repository were pushed. S3 tells that of a thousand in one request.
-func (r *repositoryDeletion) readPushed(ctx context.Context) error {
-	dir := storage.RevisionsDir(r.repository)
-	return storage.WalkFiles(ctx, r.Driver, dir, func(info storagedriver.FileInfo) error {
-		if m := storage.NamedLink.FindStringSubmatch(info.Path()); m != nil {
-			r.pushed[storage.PathDigest(m[4], m[5])] = info.ModTime().UTC()
-		}
-		return nil
-	})
+// read reads what tells whether manifests must be kept. S3 tells it of a thousand in one request.
+func (r *repositoryDeletion) read(ctx context.Context) error {
+	stored := content.Inventory{Driver: r.Driver}
+	err := stored.ReadManifests(ctx, r.repository)
+	r.pushed, r.indexes, r.backLinks = map[content.RepositoryDigest]time.Time{}, stored.Indexes(), stored.BackLinks
+	for _, m := range stored.Manifests {
+		r.pushed[m.RepositoryDigest] = m.Pushed.UTC()
+	}
+	return err
 }
 
-func (r *repositoryDeletion) done(names []digest.Digest, existed bool, kept error) {
+func (r *repositoryDeletion) done(names []content.RepositoryDigest, existed bool, kept error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	for _, d := range names {
-		r.removed[d] = kept == nil
+	for _, m := range names {
+		r.removed[m] = kept == nil
 	}
-	r.report(content.RepositoryDigest{Repository: r.repository, Digest: names[0]}, existed, kept)
+	r.report(names[0], existed, kept)
 }
 
 // name finds all digests by which each manifest is stored.
@@ -182,8 +171,8 @@ func (r *repositoryDeletion) name(ctx context.Context, digests []digest.Digest) 
 	}
 	several := slices.ContainsFunc(algorithms, func(dir string) bool { return path.Base(dir) != string(digest.Canonical) })
 	r.manifests, err = storage.InOrder(ctx, digests, storage.ManifestConcurrency,
-		func(ctx context.Context, d digest.Digest) ([]digest.Digest, error) {
-			names := []digest.Digest{d}
+		func(ctx context.Context, d digest.Digest) ([]content.RepositoryDigest, error) {
+			names := []content.RepositoryDigest{{Repository: r.repository, Digest: d}}
 			if !several {
 				return names, nil
 			}
@@ -196,7 +185,7 @@ func (r *repositoryDeletion) name(ctx context.Context, digests []digest.Digest) 
 			}
 			for _, algorithm := range []digest.Algorithm{digest.SHA256, digest.SHA384, digest.SHA512} {
 				if other := algorithm.FromBytes(data); other != d {
-					names = append(names, other)
+					names = append(names, content.RepositoryDigest{Repository: r.repository, Digest: other})
 				}
 			}
 			return names, nil
@@ -204,44 +193,49 @@ func (r *repositoryDeletion) name(ctx context.Context, digests []digest.Digest) 
 	return err
 }
 
-// check returns why a manifest must be kept, or an index that refers to it.
-func (r *repositoryDeletion) check(ctx context.Context, names []digest.Digest) (
-	kept error, index digest.Digest, err error,
-) {
-	exists := false // without since, nothing is known to exist
-	for _, d := range names {
-		pushed, found := r.pushed[d]
-		exists = exists || found
-		if found && !pushed.Truncate(time.Second).Before(r.since.Truncate(time.Second)) {
-			return request.Denied("%s@%s was pushed again at %s", r.repository, d, pushed.Format(time.RFC3339)), "", nil
+// check returns why a manifest must be kept, and whether that is an index. Without since, it need not be kept.
+func (r *repositoryDeletion) check(names []content.RepositoryDigest) (kept error, byIndex bool) {
+	for _, m := range names {
+		if pushed, stored := r.pushed[m]; stored && !pushed.Truncate(time.Second).Before(r.since.Truncate(time.Second)) {
+			return request.Denied("%s@%s was pushed again at %s", m.Repository, m.Digest, pushed.Format(time.RFC3339)), false
 		}
 	}
-	for n := 0; exists && n < len(names) && index == "" && err == nil; n++ {
-		index, err = r.IndexOf(ctx, r.repository, names[n])
+	for _, m := range names {
+		for _, index := range r.indexes[m] {
+			if !r.removed[index] {
+				return request.Denied("index %s@%s refers to %s", r.repository, index.Digest, names[0].Digest), true
+			}
+		}
 	}
-	return nil, index, err
+	return nil, false
 }
 
 // remove removes a manifest, and then its back links.
-func (r *repositoryDeletion) remove(ctx context.Context, names []digest.Digest) (existed bool, err error) {
-	var dirs []string
-	for _, d := range names {
-		links, err := r.BackLinksOf(ctx, r.repository, d)
-		if err != nil {
-			return false, err
+func (r *repositoryDeletion) remove(ctx context.Context, names []content.RepositoryDigest) error {
+	existed, dirs := false, []string{}
+	for _, m := range names {
+		dirs = append(dirs, r.backLinks[m]...)
+		if r.since.IsZero() {
+			links, err := r.BackLinksOf(ctx, m.Repository, m.Digest)
+			if err != nil {
+				return fmt.Errorf("reading %s@%s: %w", m.Repository, m.Digest, err)
+			}
+			dirs = append(dirs, links.Dirs()...)
 		}
-		removed, err := r.intent.Delete(ctx, storage.RevisionPath(r.repository, d))
+		removed, err := r.intent.Delete(ctx, storage.RevisionPath(m.Repository, m.Digest))
 		if err != nil {
-			return false, err
+			return fmt.Errorf("deleting %s@%s: %w", m.Repository, m.Digest, err)
 		}
 		existed = existed || removed
-		dirs = append(dirs, links.Dirs()...)
 	}
-	err = storage.InParallel(ctx, dirs, storage.ManifestConcurrency, func(ctx context.Context, dir string) error {
+	err := storage.InParallel(ctx, dirs, storage.ManifestConcurrency, func(ctx context.Context, dir string) error {
 		_, err := r.intent.Delete(ctx, dir)
 		return err
 	})
-	return existed, err
+	if err == nil {
+		r.done(names, existed, nil)
+	}
+	return err
 }
 
 // untagAll removes the tags of removed manifests, also those that an interrupted deletion has left. A push may have
@@ -257,7 +251,7 @@ func (r *repositoryDeletion) untagAll(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		if !r.removed[d] {
+		if !r.removed[content.RepositoryDigest{Repository: r.repository, Digest: d}] {
 			return nil
 		}
 		return r.untag(ctx, r.repository, tag, d, func() error {

@@ -56,6 +56,13 @@ func (d unreadable) Reader(ctx context.Context, path string, offset int64) (io.R
 	return nil, storagedriver.Error{Detail: errors.New("unavailable")}
 }
 
+func (d unreadable) List(ctx context.Context, path string) ([]string, error) {
+	if strings.HasSuffix(path, "_indexes") {
+		return nil, storagedriver.Error{Detail: errors.New("unavailable")}
+	}
+	return d.StorageDriver.List(ctx, path)
+}
+
 func TestDeletionOfUnreadableManifests(t *testing.T) {
 	t.Parallel()
 	condition := func(since time.Duration) []string {
