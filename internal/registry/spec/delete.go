@@ -70,10 +70,10 @@ type manifestDeletion struct {
 type repositoryDeletion struct {
 	*manifestDeletion
 	repository string
-	manifests  [][]content.RepositoryDigest           // with all digests of each, the given one first
-	pushed     map[content.RepositoryDigest]time.Time // of all in the repository, with since, as the next two
-	indexes    map[content.RepositoryDigest][]content.RepositoryDigest
-	backLinks  map[content.RepositoryDigest][]string // directories
+	manifests  [][]content.RepositoryDigest                            // with all digests of each, the given one first
+	stored     content.Inventory                                       // with since: the manifests of the repository,
+	pushed     map[content.RepositoryDigest]time.Time                  // when each was pushed,
+	indexes    map[content.RepositoryDigest][]content.RepositoryDigest // and what contains it
 	removed    map[content.RepositoryDigest]bool
 	atOnce     int
 }
@@ -90,8 +90,9 @@ func (s *Registry) deleteManifests(ctx context.Context, manifests map[string][]d
 	all := &manifestDeletion{Registry: s, since: since, report: report}
 	repositories, err := storage.InOrder(ctx, slices.Sorted(maps.Keys(manifests)), storage.ManifestConcurrency,
 		func(ctx context.Context, repository string) (*repositoryDeletion, error) {
-			r := &repositoryDeletion{manifestDeletion: all, repository: repository,
-				removed: map[content.RepositoryDigest]bool{}, atOnce: max(1, storage.Concurrency/len(manifests))}
+			r := &repositoryDeletion{manifestDeletion: all, repository: repository, stored: content.Inventory{Driver: s.Driver},
+				pushed: map[content.RepositoryDigest]time.Time{}, removed: map[content.RepositoryDigest]bool{},
+				atOnce: max(1, storage.Concurrency/len(manifests))}
 			return r, r.name(ctx, manifests[repository])
 		})
 	if err != nil {
@@ -110,9 +111,13 @@ func (s *Registry) deleteManifests(ctx context.Context, manifests map[string][]d
 }
 
 func (r *repositoryDeletion) delete(ctx context.Context) error {
-	if !r.since.IsZero() {
-		if err := r.read(ctx); err != nil {
+	if !r.since.IsZero() { // S3 tells about a thousand manifests or back links in one request
+		if err := r.stored.ReadManifests(ctx, r.repository); err != nil {
 			return err
+		}
+		r.indexes = r.stored.Indexes()
+		for _, m := range r.stored.Manifests {
+			r.pushed[m.RepositoryDigest] = m.Pushed.UTC()
 		}
 	}
 	// Indexes come first: what they contain is deleted once nothing refers to it.
@@ -141,17 +146,6 @@ func (r *repositoryDeletion) delete(ctx context.Context) error {
 		pending = referred
 	}
 	return r.untagAll(ctx)
-}
-
-// read reads what tells whether manifests must be kept. S3 tells it of a thousand in one request.
-func (r *repositoryDeletion) read(ctx context.Context) error {
-	stored := content.Inventory{Driver: r.Driver}
-	err := stored.ReadManifests(ctx, r.repository)
-	r.pushed, r.indexes, r.backLinks = map[content.RepositoryDigest]time.Time{}, stored.Indexes(), stored.BackLinks
-	for _, m := range stored.Manifests {
-		r.pushed[m.RepositoryDigest] = m.Pushed.UTC()
-	}
-	return err
 }
 
 func (r *repositoryDeletion) done(names []content.RepositoryDigest, existed bool, kept error) {
@@ -214,7 +208,7 @@ func (r *repositoryDeletion) check(names []content.RepositoryDigest) (kept error
 func (r *repositoryDeletion) remove(ctx context.Context, names []content.RepositoryDigest) error {
 	existed, dirs := false, []string{}
 	for _, m := range names {
-		dirs = append(dirs, r.backLinks[m]...)
+		dirs = append(dirs, r.stored.BackLinks[m]...)
 		if r.since.IsZero() {
 			links, err := r.BackLinksOf(ctx, m.Repository, m.Digest)
 			if err != nil {

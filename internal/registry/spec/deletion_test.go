@@ -26,7 +26,7 @@ const indexType = "application/vnd.oci.image.index.v1+json"
 // hookedDriver calls a function once, before or after something happens to a path. The function may use the driver.
 type hookedDriver struct {
 	storagedriver.StorageDriver
-	beforeDelete, afterRead, beforeSecondStat, beforeGet, beforeList string
+	beforeDelete, afterRead, beforeStat, beforeSecondStat, beforeGet, beforeList string
 
 	afterBackLink bool // was written
 	hook          func()
@@ -41,7 +41,7 @@ func (d *hookedDriver) fireIf(now bool) {
 }
 
 func (d *hookedDriver) Stat(ctx context.Context, path string) (storagedriver.FileInfo, error) {
-	d.fireIf(path == d.beforeSecondStat && d.stats.Add(1) == 2)
+	d.fireIf(path == d.beforeStat || path == d.beforeSecondStat && d.stats.Add(1) == 2)
 	return d.StorageDriver.Stat(ctx, path)
 }
 
@@ -204,6 +204,46 @@ func TestAnIndexPushedDuringADeletionKeepsItsManifests(t *testing.T) {
 				t.Errorf("the refused index has the tag: %d", got.Code)
 			}
 		})
+	}
+}
+
+// An index is deleted while it is pushed, and another push writes it again, after the deletion of its manifest has found
+// no index, and before it deletes the manifest.
+func TestAnIndexPushedTwiceDuringADeletionKeepsItsManifests(t *testing.T) {
+	t.Parallel()
+	root := t.TempDir()
+	other := openAt(t, root, unchanged)
+	child := other.image(t, "layer")
+	other.request(t, http.StatusCreated, "PUT", manifestPath(child), strings.NewReader(child))
+	index := indexOfOne(child)
+	described, err := content.Describe([]byte(index))
+	require.NoError(t, err)
+	d := digest.FromString(index)
+	links := described.BackLinks("a", d)
+	link := storage.RevisionPath("a", digest.FromString(child))
+
+	checked, deleted := make(chan struct{}), make(chan int, 1)
+	deleter := openHooked(t, root, &hookedDriver{beforeDelete: link, hook: func() {
+		close(checked)
+		time.Sleep(300 * time.Millisecond) // the push ends, or waits for the deletion
+	}})
+	s := openHooked(t, root, &hookedDriver{beforeStat: link, hook: func() {
+		for _, removed := range append(links.Dirs(), storage.RevisionPath("a", d)) {
+			if err := other.Driver.Delete(t.Context(), removed); err != nil {
+				t.Error(err)
+			}
+		}
+		go func() {
+			deleted <- ask(t, deleter, "DELETE", manifestPath(child), "", "", ifUnmodified(time.Hour)...).Code
+		}()
+		<-checked
+		if err := other.Write(t.Context(), "a", []byte(index), []digest.Digest{d}, links); err != nil {
+			t.Error(err)
+		}
+	}})
+	pushed := ask(t, s, "PUT", "/v2/a/manifests/multi", indexType, index)
+	if code := <-deleted; code != http.StatusAccepted || pushed.Code != http.StatusServiceUnavailable {
+		t.Errorf("deletion %d, push %d: the index is acknowledged, and its manifest is deleted", code, pushed.Code)
 	}
 }
 

@@ -164,21 +164,26 @@ func (s *Registry) store(ctx context.Context, p *push) error {
 	for _, child := range p.Manifests {
 		involved = append(involved, child.Digest)
 	}
+	found := false // before the last look at deletions: another push of an index may have written what was deleted
 	for range storeAttempts {
-		if err := s.Write(ctx, p.repository, p.content, p.digests, p.links); err != nil {
-			return err
+		var err error
+		if !found {
+			err = s.Write(ctx, p.repository, p.content, p.digests, p.links)
 		}
-		if err := s.collector.AwaitDeletions(ctx, p.repository, involved...); err != nil {
-			return err
+		if err == nil {
+			err = s.collector.AwaitDeletions(ctx, p.repository, involved...)
 		}
-		err := s.LackingChild(ctx, p.repository, p.Described)
+		if err == nil {
+			err = s.LackingChild(ctx, p.repository, p.Described)
+		}
 		if errors.As(err, new(distribution.ErrManifestBlobUnknown)) { // not a refusal, which changes nothing
 			err = request.Unavailable("a part of this image was deleted while it was pushed: push it again: %v", err)
 		}
 		if err != nil {
 			return err
 		}
-		if found, err := s.HasAll(ctx, p.repository, p.name(), p.links); found || err != nil {
+		looked := found || len(p.Manifests) == 0
+		if found, err = s.HasAll(ctx, p.repository, p.name(), p.links); err != nil || found && looked {
 			return err
 		}
 	}
