@@ -135,6 +135,9 @@ func (c *client) record(e event, r request) (*event, response) {
 	default:
 		e.Outcome, e.Error = unknown, string(answer.body)
 	}
+	if e.Outcome == unknown && e.Server >= 0 { // or an earlier process, if this one had just started
+		e.Epoch = c.cluster.servers[e.Server].currentEpoch()
+	}
 	c.history.add(&e)
 	if e.Outcome == unknown {
 		time.Sleep(backoff)
@@ -197,6 +200,9 @@ func (c *client) deleteManifests(o operation) {
 		Conditional: true, Call: c.history.now()}
 	kept, err := s.deleteManifests(o.repository, digests)
 	e.Return = c.history.now()
+	if err != nil {
+		e.Epoch = s.currentEpoch()
+	}
 	for _, d := range digests {
 		one := e
 		one.Digest, one.Outcome, one.Error = d.String(), done, kept[d]
