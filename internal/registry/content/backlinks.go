@@ -113,9 +113,12 @@ func (s *Store) AddBackLinks(ctx context.Context, links BackLinks) error {
 	})
 }
 
-// HasAll reports whether a repository has a manifest with all of its back links.
-func (s *Store) HasAll(ctx context.Context, repository string, manifest digest.Digest, links BackLinks) (bool, error) {
-	all := append(slices.Clone(links), storedLink{path: storage.RevisionPath(repository, manifest)})
+// HasAll reports whether a repository has a manifest under all of these digests, and such back links.
+func (s *Store) HasAll(ctx context.Context, repository string, names []digest.Digest, links BackLinks) (bool, error) {
+	all := slices.Clone(links)
+	for _, d := range names {
+		all = append(all, storedLink{path: storage.RevisionPath(repository, d)})
+	}
 	found, err := storage.InOrder(ctx, all, storage.Concurrency,
 		func(ctx context.Context, link storedLink) (bool, error) { return s.Exists(ctx, link.path) })
 	return !slices.Contains(found, false), err

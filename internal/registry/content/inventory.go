@@ -30,8 +30,7 @@ type Inventory struct {
 	Driver    storagedriver.StorageDriver
 	Blobs     []Blob // by key
 	Manifests []StoredManifest
-	// Tagged are the tags of manifests that have any.
-	Tagged map[RepositoryDigest][]string
+	Tagged    map[RepositoryDigest][]string // the tags of manifests that have any
 	// History are the tags that referred to manifests once.
 	History map[RepositoryDigest][]string
 	// BackLinks are the directories of back links to manifests, stored or not.
@@ -111,8 +110,7 @@ func (k Key) Compare(other Key) int { return bytes.Compare(k[:], other[:]) }
 // Blob is a stored blob.
 type Blob struct {
 	Key
-	// Keep is for users of the inventory.
-	Keep   bool
+	Keep   bool // for users of the inventory
 	Size   int64
 	newest int64 // in nanoseconds (Unix)
 }

@@ -247,6 +247,27 @@ func TestAnIndexPushedTwiceDuringADeletionKeepsItsManifests(t *testing.T) {
 	}
 }
 
+// A manifest that does not exist is deleted by one digest, while it is pushed by another: before its link is removed.
+func TestAnAcknowledgedManifestKeepsAllItsDigests(t *testing.T) {
+	t.Parallel()
+	root := t.TempDir()
+	other := openAt(t, root, unchanged)
+	image := other.image(t, "layer")
+	pushed := make(chan int, 1)
+	s := openHooked(t, root, &hookedDriver{beforeDelete: storage.RevisionPath("a", digest.FromString(image)), hook: func() {
+		byAnother := "/v2/a/manifests/" + digest.SHA512.FromString(image).String()
+		go func() { pushed <- ask(t, other, "PUT", byAnother, manifestType, image).Code }()
+		time.Sleep(300 * time.Millisecond) // it ends, or waits for the deletion
+	}})
+	ask(t, s, "DELETE", manifestPath(image), "", "")
+	if code := <-pushed; code != http.StatusCreated {
+		t.Fatalf("push: %d", code)
+	}
+	if got := ask(t, other, "GET", manifestPath(image), "", ""); got.Code != http.StatusOK {
+		t.Errorf("the acknowledged manifest by its SHA-256 digest: %d", got.Code)
+	}
+}
+
 // A referrer is pushed again by another process while it is deleted: after its link is gone, and before its back link
 // is removed.
 func TestAnAcknowledgedReferrerKeepsItsBackLink(t *testing.T) {

@@ -183,7 +183,7 @@ func (s *Registry) store(ctx context.Context, p *push) error {
 			return err
 		}
 		looked := found || len(p.Manifests) == 0
-		if found, err = s.HasAll(ctx, p.repository, p.name(), p.links); err != nil || found && looked {
+		if found, err = s.HasAll(ctx, p.repository, p.digests, p.links); err != nil || found && looked {
 			return err
 		}
 	}

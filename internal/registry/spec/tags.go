@@ -32,7 +32,7 @@ func (s *Registry) tag(ctx context.Context, p *push, tag string) error {
 	for range storeAttempts {
 		previous, err := s.writeTag(ctx, p.repository, tag, p.name())
 		if err == nil {
-			err = s.collector.AwaitDeletions(ctx, p.repository, p.name(), previous)
+			err = s.collector.AwaitDeletions(ctx, p.repository, append(slices.Clone(p.digests), previous)...)
 		}
 		if err != nil {
 			return err
@@ -40,7 +40,7 @@ func (s *Registry) tag(ctx context.Context, p *push, tag string) error {
 		// Another push may have moved the tag meanwhile.
 		found, err := s.Exists(ctx, storage.TagPath(p.repository, tag))
 		if err == nil && found {
-			found, err = s.Exists(ctx, storage.RevisionPath(p.repository, p.name()))
+			found, err = s.HasAll(ctx, p.repository, p.digests, nil)
 		}
 		if found || err != nil {
 			return err
