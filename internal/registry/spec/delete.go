@@ -189,14 +189,13 @@ func (r *repositoryDeletion) name(ctx context.Context, digests []digest.Digest) 
 
 // check returns why a manifest must be kept, and whether that is an index. Without since, it need not be kept.
 func (r *repositoryDeletion) check(names []content.RepositoryDigest) (kept error, byIndex bool) {
+	exists := slices.ContainsFunc(names, func(m content.RepositoryDigest) bool { return !r.pushed[m].IsZero() })
 	for _, m := range names {
 		if pushed, stored := r.pushed[m]; stored && !pushed.Truncate(time.Second).Before(r.since.Truncate(time.Second)) {
 			return request.Denied("%s@%s was pushed again at %s", m.Repository, m.Digest, pushed.Format(time.RFC3339)), false
 		}
-	}
-	for _, m := range names {
 		for _, index := range r.indexes[m] {
-			if !r.removed[index] {
+			if exists && !r.removed[index] {
 				return request.Denied("index %s@%s refers to %s", r.repository, index.Digest, names[0].Digest), true
 			}
 		}

@@ -101,6 +101,13 @@ func TestDeletionOfUnreadableManifests(t *testing.T) {
 	missing := "/v2/a/manifests/" + digest.FromString("x").String()
 	s.request(t, http.StatusNotFound, "DELETE", missing, nil, condition(0)...)
 	s.request(t, http.StatusBadRequest, "DELETE", missing, nil, "If-Unmodified-Since", "yesterday")
+	// Nor does the back link keep it that an index has left.
+	image := s.image(t, "layer")
+	s.request(t, http.StatusCreated, "PUT", manifestPath(image), strings.NewReader(image))
+	index := strings.NewReader(indexOfOne(image))
+	s.request(t, http.StatusCreated, "PUT", "/v2/a/manifests/multi", index, "Content-Type", indexType)
+	s.request(t, http.StatusAccepted, "DELETE", manifestPath(image), nil)
+	s.request(t, http.StatusNotFound, "DELETE", manifestPath(image), nil, condition(time.Hour)...)
 }
 
 func TestRepeatedDeletionRemovesTags(t *testing.T) {
