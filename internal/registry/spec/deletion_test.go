@@ -92,6 +92,16 @@ func openAt(t *testing.T, root string, wrap func(storagedriver.StorageDriver) st
 	return s
 }
 
+// withImage opens a registry on a directory, with an image.
+func withImage(t *testing.T) (root string, s *Registry, image string) {
+	t.Helper()
+	root = t.TempDir()
+	s = openAt(t, root, unchanged)
+	image = s.image(t, "layer")
+	s.request(t, http.StatusCreated, "PUT", manifestPath(image), strings.NewReader(image))
+	return root, s, image
+}
+
 func unchanged(d storagedriver.StorageDriver) storagedriver.StorageDriver { return d }
 
 // ask sends a request, and returns the response.
@@ -120,10 +130,7 @@ func TestAnAcknowledgedIndexKeepsItsManifests(t *testing.T) {
 	for _, processes := range []int{1, 2} {
 		t.Run(fmt.Sprint(processes, " processes"), func(t *testing.T) {
 			t.Parallel()
-			root := t.TempDir()
-			other := openAt(t, root, unchanged)
-			child := other.image(t, "layer")
-			other.request(t, http.StatusCreated, "PUT", manifestPath(child), strings.NewReader(child))
+			root, other, child := withImage(t)
 			var deleted *httptest.ResponseRecorder
 			var s *Registry
 			s = openHooked(t, root, &hookedDriver{afterRead: storage.BlobPath(digest.FromString(child)), hook: func() {
@@ -155,10 +162,7 @@ func TestAnAcknowledgedIndexKeepsItsManifests(t *testing.T) {
 // The same deletion, when the push has written the back link of the index, but not the index.
 func TestAManifestOfAnIndexThatIsBeingPushedIsKept(t *testing.T) {
 	t.Parallel()
-	root := t.TempDir()
-	other := openAt(t, root, unchanged)
-	child := other.image(t, "layer")
-	other.request(t, http.StatusCreated, "PUT", manifestPath(child), strings.NewReader(child))
+	root, other, child := withImage(t)
 	index := indexOfOne(child)
 	var deleted *httptest.ResponseRecorder
 	s := openHooked(t, root, &hookedDriver{afterBackLink: true, hook: func() {
@@ -179,10 +183,7 @@ func TestAnIndexPushedDuringADeletionKeepsItsManifests(t *testing.T) {
 	for _, processes := range []int{1, 2} {
 		t.Run(fmt.Sprint(processes, " processes"), func(t *testing.T) {
 			t.Parallel()
-			root := t.TempDir()
-			other := openAt(t, root, unchanged)
-			child := other.image(t, "layer")
-			other.request(t, http.StatusCreated, "PUT", manifestPath(child), strings.NewReader(child))
+			root, other, child := withImage(t)
 			pushed := make(chan int, 1)
 			var s *Registry
 			link := storage.RevisionPath("a", digest.FromString(child))
@@ -211,10 +212,7 @@ func TestAnIndexPushedDuringADeletionKeepsItsManifests(t *testing.T) {
 // no index, and before it deletes the manifest.
 func TestAnIndexPushedTwiceDuringADeletionKeepsItsManifests(t *testing.T) {
 	t.Parallel()
-	root := t.TempDir()
-	other := openAt(t, root, unchanged)
-	child := other.image(t, "layer")
-	other.request(t, http.StatusCreated, "PUT", manifestPath(child), strings.NewReader(child))
+	root, other, child := withImage(t)
 	index := indexOfOne(child)
 	described, err := content.Describe([]byte(index))
 	require.NoError(t, err)
@@ -272,10 +270,7 @@ func TestAnAcknowledgedManifestKeepsAllItsDigests(t *testing.T) {
 // is removed.
 func TestAnAcknowledgedReferrerKeepsItsBackLink(t *testing.T) {
 	t.Parallel()
-	root := t.TempDir()
-	other := openAt(t, root, unchanged)
-	subject := other.image(t, "layer")
-	other.request(t, http.StatusCreated, "PUT", manifestPath(subject), strings.NewReader(subject))
+	root, other, subject := withImage(t)
 	referrer := strings.TrimSuffix(subject, "}") + fmt.Sprintf(`,"subject":{"mediaType":%q,"digest":%q,"size":%d}}`,
 		manifestType, digest.FromString(subject), len(subject))
 	other.request(t, http.StatusCreated, "PUT", manifestPath(referrer), strings.NewReader(referrer))
