@@ -58,7 +58,7 @@ var bugs = []bug{
 	}},
 	{"deleting a manifest leaves its tags", change{
 		"internal/registry/spec/delete.go",
-		"		if !r.removed[content.RepositoryDigest{Repository: r.repository, Digest: d}] {\n",
+		"		if err != nil || !r.removed[content.RepositoryDigest{Repository: r.repository, Digest: d}] {\n",
 		"		if true {\n",
 	}},
 	{"an index loses its manifests to a deletion", change{

@@ -70,6 +70,7 @@ type manifestDeletion struct {
 type repositoryDeletion struct {
 	*manifestDeletion
 	repository string
+	several    bool                                                    // digests of a manifest
 	manifests  [][]content.RepositoryDigest                            // with all digests of each, the given one first
 	stored     content.Inventory                                       // with since: the manifests of the repository,
 	pushed     map[content.RepositoryDigest]time.Time                  // when each was pushed,
@@ -111,6 +112,12 @@ func (s *Registry) deleteManifests(ctx context.Context, manifests map[string][]d
 }
 
 func (r *repositoryDeletion) delete(ctx context.Context) error {
+	// A push that was too early to see the intent may have been the first by a digest of another algorithm.
+	if several, err := r.hasSeveralAlgorithms(ctx); err != nil {
+		return err
+	} else if several && !r.several {
+		return request.Unavailable("%s was pushed to by digests of another algorithm meanwhile: delete again", r.repository)
+	}
 	if !r.since.IsZero() { // S3 tells about a thousand manifests or back links in one request
 		if err := r.stored.ReadManifests(ctx, r.repository); err != nil {
 			return err
@@ -121,11 +128,11 @@ func (r *repositoryDeletion) delete(ctx context.Context) error {
 		}
 	}
 	// Indexes come first: what they contain is deleted once nothing refers to it.
-	for pending := r.manifests; len(pending) > 0; {
+	for pending, stuck := r.manifests, false; len(pending) > 0; {
 		var deletable, referred [][]content.RepositoryDigest
 		for _, names := range pending {
 			switch kept, byIndex := r.check(names); {
-			case byIndex:
+			case byIndex && !stuck:
 				referred = append(referred, names)
 			case kept != nil:
 				r.done(names, true, kept)
@@ -136,14 +143,7 @@ func (r *repositoryDeletion) delete(ctx context.Context) error {
 		if err := storage.InParallel(ctx, deletable, r.atOnce, r.remove); err != nil {
 			return err
 		}
-		if len(deletable) == 0 {
-			for _, names := range referred {
-				kept, _ := r.check(names)
-				r.done(names, true, kept)
-			}
-			break
-		}
-		pending = referred
+		pending, stuck = referred, len(deletable) == 0
 	}
 	return r.untagAll(ctx)
 }
@@ -157,17 +157,21 @@ func (r *repositoryDeletion) done(names []content.RepositoryDigest, existed bool
 	r.report(names[0], existed, kept)
 }
 
+// hasSeveralAlgorithms reports whether manifests have digests other than SHA-256.
+func (r *repositoryDeletion) hasSeveralAlgorithms(ctx context.Context) (bool, error) {
+	dirs, err := storage.List(ctx, r.Driver, storage.RevisionsDir(r.repository))
+	return slices.ContainsFunc(dirs, func(dir string) bool { return path.Base(dir) != string(digest.Canonical) }), err
+}
+
 // name finds all digests by which each manifest is stored.
-func (r *repositoryDeletion) name(ctx context.Context, digests []digest.Digest) error {
-	algorithms, err := storage.List(ctx, r.Driver, storage.RevisionsDir(r.repository))
-	if err != nil {
+func (r *repositoryDeletion) name(ctx context.Context, digests []digest.Digest) (err error) {
+	if r.several, err = r.hasSeveralAlgorithms(ctx); err != nil {
 		return err
 	}
-	several := slices.ContainsFunc(algorithms, func(dir string) bool { return path.Base(dir) != string(digest.Canonical) })
 	r.manifests, err = storage.InOrder(ctx, digests, storage.ManifestConcurrency,
 		func(ctx context.Context, d digest.Digest) ([]content.RepositoryDigest, error) {
 			names := []content.RepositoryDigest{{Repository: r.repository, Digest: d}}
-			if !several {
+			if !r.several {
 				return names, nil
 			}
 			data, err := r.Unverified(ctx, r.repository, d)
@@ -241,11 +245,8 @@ func (r *repositoryDeletion) untagAll(ctx context.Context) error {
 	return storage.InParallel(ctx, tags, r.atOnce, func(ctx context.Context, dir string) error {
 		tag := path.Base(dir)
 		d, err := r.Tagged(ctx, r.repository, tag)
-		if err != nil {
+		if err != nil || !r.removed[content.RepositoryDigest{Repository: r.repository, Digest: d}] {
 			return err
-		}
-		if !r.removed[content.RepositoryDigest{Repository: r.repository, Digest: d}] {
-			return nil
 		}
 		return r.untag(ctx, r.repository, tag, d, func() error {
 			_, err := r.intent.Delete(ctx, dir)

@@ -28,6 +28,7 @@ type hookedDriver struct {
 	storagedriver.StorageDriver
 	beforeDelete, afterRead, beforeStat, beforeSecondStat, beforeGet, beforeList string
 
+	beforeIntent  bool // is written
 	afterBackLink bool // was written
 	hook          func()
 	fired         atomic.Bool
@@ -67,6 +68,7 @@ func (d *hookedDriver) Reader(ctx context.Context, path string, offset int64) (i
 }
 
 func (d *hookedDriver) PutContent(ctx context.Context, path string, content []byte) error {
+	d.fireIf(d.beforeIntent && strings.Contains(path, "/deletions/"))
 	err := d.StorageDriver.PutContent(ctx, path, content)
 	d.fireIf(d.afterBackLink && strings.HasSuffix(path, "/descriptor.json"))
 	return err
@@ -263,6 +265,25 @@ func TestAnAcknowledgedManifestKeepsAllItsDigests(t *testing.T) {
 	}
 	if got := ask(t, other, "GET", manifestPath(image), "", ""); got.Code != http.StatusOK {
 		t.Errorf("the acknowledged manifest by its SHA-256 digest: %d", got.Code)
+	}
+}
+
+// A manifest is pushed by another digest, the first of its kind, when its deletion has listed its digests, and nobody can
+// see the deletion.
+func TestADeletionRemovesAllDigests(t *testing.T) {
+	t.Parallel()
+	root, other, image := withImage(t)
+	byAnother := "/v2/a/manifests/" + digest.SHA512.FromString(image).String()
+	s := openHooked(t, root, &hookedDriver{beforeIntent: true, hook: func() {
+		other.request(t, http.StatusCreated, "PUT", byAnother, strings.NewReader(image))
+	}})
+	for _, step := range []struct{ deleted, found int }{
+		{http.StatusServiceUnavailable, http.StatusOK}, {http.StatusAccepted, http.StatusNotFound},
+	} {
+		s.request(t, step.deleted, "DELETE", manifestPath(image), nil)
+		for _, path := range []string{manifestPath(image), byAnother} {
+			s.request(t, step.found, "GET", path, nil)
+		}
 	}
 }
 
