@@ -81,16 +81,18 @@ func (p *pushes) push(ctx, pushing context.Context, pusher int) error {
 			}
 			blobs = append(blobs, content)
 		}
-		if err := p.pushImage(ctx, fmt.Sprintf("t%d-%d", pusher, n), blobs); err != nil {
+		if err := p.pushImage(ctx, fmt.Sprint(pushedRepo, pusher), fmt.Sprint("t", n), blobs); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// pushImage pushes an image like a client that skips what the registry has, and again if the registry refuses it.
-func (p *pushes) pushImage(ctx context.Context, tag string, blobs [][]byte) error {
-	i := image{repository: pushedRepo}
+// pushImage pushes an image like a client that skips what the registry has, and again if the registry refuses it. Nobody
+// else may push to the repository: versitygw removes a directory that is empty for a moment while another request creates
+// a file in it.
+func (p *pushes) pushImage(ctx context.Context, repository, tag string, blobs [][]byte) error {
+	i := image{repository: repository}
 	for _, content := range blobs {
 		i.blobs = append(i.blobs, ocispec.Descriptor{Digest: digest.FromBytes(content), Size: int64(len(content))})
 	}
