@@ -88,9 +88,9 @@ func (p *pushes) push(ctx, pushing context.Context, pusher int) error {
 	return nil
 }
 
-// pushImage pushes an image like a client that skips what the registry has, and again if the registry refuses it. Nobody
-// else may push to the repository: versitygw removes a directory that is empty for a moment while another request creates
-// a file in it.
+// pushImage pushes an image like a client that skips what the registry has, and again if the registry refuses it.
+// Nobody else may push to the repository: versitygw removes a directory that is empty for a moment while another
+// request creates a file in it.
 func (p *pushes) pushImage(ctx context.Context, repository, tag string, blobs [][]byte) error {
 	i := image{repository: repository}
 	for _, content := range blobs {
