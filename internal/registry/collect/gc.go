@@ -51,7 +51,7 @@ func (c *Collector) Collect(ctx context.Context, request gc.Request, report func
 		fmt.Errorf("not finished within %s: the next collection removes the rest", request.Timeout))
 	defer cancel()
 	r := &run{Collector: c, request: request, report: report, cutoff: time.Now().Add(-request.Grace),
-		leaseErr: func() error { return nil }}
+		leaseErr: func() error { return nil }, stored: content.Inventory{Driver: c.leases.driver}}
 	collect := r.collect
 	if request.DryRun {
 		collect = r.simulate
@@ -65,7 +65,8 @@ type run struct {
 	*Collector
 	request gc.Request
 	report  func(gc.Event)
-	cutoff  time.Time // what was written or linked since is kept
+	cutoff  time.Time         // what was written or linked since is kept
+	stored  content.Inventory // when it was marked last
 	// leaseErr returns an error if the lease is lost.
 	leaseErr func() error
 
@@ -114,18 +115,17 @@ func (r *run) collect(ctx context.Context) (err error) {
 	return r.sweep(ctx, marked, list)
 }
 
-// mark finds what is needed. It does not read manifests whose references are known.
+// mark finds what is needed. It does not read manifests whose references are known. Previous marks are invalid then.
 func (r *run) mark(ctx context.Context, known map[content.Key]references) (*marks, error) {
-	stored := &content.Inventory{Driver: r.leases.driver}
-	if err := stored.Read(ctx); err != nil {
+	if err := r.stored.Read(ctx); err != nil {
 		return nil, fmt.Errorf("reading the storage: %w", err)
 	}
 	if known == nil {
-		for _, d := range stored.Damaged {
+		for _, d := range r.stored.Damaged {
 			r.report(gc.Event{Problem: d.String()})
 		}
 	}
-	return mark(ctx, stored, r.request.DeleteUntagged, r.cutoff, known)
+	return mark(ctx, &r.stored, r.request.DeleteUntagged, r.cutoff, known)
 }
 
 // Handler serves garbage-collection requests, one at a time, until their client disconnects or the registry drains.

@@ -138,8 +138,9 @@ type otherLink struct {
 	at     time.Time
 }
 
-// Read reads everything.
+// Read reads everything. An inventory that is read again needs no more memory, and its previous content is gone.
 func (i *Inventory) Read(ctx context.Context) error {
+	i.Blobs, i.Manifests, i.links, i.others = i.Blobs[:0], i.Manifests[:0], i.links[:0], i.others[:0]
 	tags, err := i.readRepositories(ctx, storage.RepositoriesPath)
 	if err != nil {
 		return err
@@ -164,7 +165,6 @@ func (i *Inventory) Read(ctx context.Context) error {
 			i.otherDirs[b.Key] = append(i.otherDirs[b.Key], l.dir)
 		}
 	}
-	i.others = nil
 	return nil
 }
 
@@ -205,7 +205,7 @@ func (i *Inventory) repository(name string) (string, uint32) {
 func (i *Inventory) readRepositories(ctx context.Context, dirs ...string) (tags []RepositoryTag, err error) {
 	i.Tagged, i.History = map[RepositoryDigest][]string{}, map[RepositoryDigest][]string{}
 	i.BackLinks, i.Canonical = map[RepositoryDigest][]string{}, map[digest.Digest]digest.Digest{}
-	i.repositories = map[string]int{}
+	i.repositories, i.names, i.Damaged = map[string]int{}, nil, nil
 	visit := func(info storagedriver.FileInfo) error {
 		name := info.Path()
 		if info.ModTime().Before(i.since) {
