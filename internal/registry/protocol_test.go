@@ -10,6 +10,7 @@ import (
 
 	"github.com/opencontainers/go-digest"
 
+	"github.com/zarf-dev/zarf-registry/internal/oci"
 	"github.com/zarf-dev/zarf-registry/test/require"
 )
 
@@ -32,6 +33,36 @@ func TestManifestsHaveATypeThatTheClientAccepts(t *testing.T) {
 	// What looks like a digest is no tag, and a name may have 255 characters.
 	i.pusher().must(http.StatusBadRequest, "GET", "/v2/a/manifests/sha256:x", nil)
 	i.pusher().must(http.StatusBadRequest, "GET", "/v2/"+strings.Repeat("a", 256)+"/manifests/v1", nil)
+}
+
+// Proxies pass on what caches respond only with this header, and older clients look for it.
+func TestEachResponseHasTheVersionOfTheAPIOnce(t *testing.T) {
+	t.Parallel()
+	i := start(t, newTestCA(t), t.TempDir())
+	push, node := i.pusher(), i.node()
+	d, _ := push.pushImage("a", "v1", "layer")
+	layer, upload := digest.FromString("layer").String(), push.begin("a")
+	for _, tt := range []struct {
+		client client
+		status int
+		method string
+		path   string
+	}{
+		{push, 200, "GET", "/v2/"}, {push, 200, "GET", "/v2/_catalog"}, {node, 200, "GET", "/v2/a/tags/list"},
+		{node, 200, "HEAD", "/v2/a/tags/list"}, {node, 200, "GET", "/v2/a/referrers/" + d.String()},
+		{node, 200, "GET", "/v2/a/manifests/v1"}, {node, 200, "HEAD", "/v2/a/manifests/v1"},
+		{node, 404, "GET", "/v2/a/manifests/none"}, {node, 200, "GET", "/v2/a/blobs/" + layer},
+		{node, 200, "HEAD", "/v2/a/blobs/" + layer}, {node, 404, "HEAD", "/v2/none/blobs/" + layer},
+		{node, 403, "PUT", "/v2/a/manifests/v1"}, {node.as("who", "wrong"), 200, "GET", "/v2/"},
+		{push, 202, "POST", "/v2/a/blobs/uploads/"}, {push, 201, "POST", "/v2/b/blobs/uploads/?from=a&mount=" + layer},
+		{push, 204, "GET", upload}, {push, 202, "PATCH", upload}, {push, 400, "PUT", upload},
+		{push, 404, "GET", "/v2/a/blobs/uploads/none"}, {push, 202, "DELETE", "/v2/a/manifests/" + d.String()},
+	} {
+		a := tt.client.must(tt.status, tt.method, tt.path, nil)
+		if got := a.Header[oci.HeaderAPIVersion]; !slices.Equal(got, []string{"registry/2.0"}) {
+			t.Errorf("%s %s: %q", tt.method, tt.path, got)
+		}
+	}
 }
 
 func TestOnlyTheAPIIsServed(t *testing.T) {

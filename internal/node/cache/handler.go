@@ -282,10 +282,6 @@ func (c *Cache) serveContent(w http.ResponseWriter, r *http.Request, t target, c
 	for _, name := range [...]string{"Content-Length", "Content-Range", "Accept-Ranges"} {
 		w.Header().Del(name) // ServeContent sets them
 	}
-	if !t.blob {
-		w, r = noRanges{w}, r.Clone(r.Context())
-		r.Header.Del("Range")
-	}
 	http.ServeContent(w, r, "", time.Time{}, content)
 	if content.err != nil {
 		if r.Context().Err() == nil {
@@ -294,19 +290,6 @@ func (c *Cache) serveContent(w http.ResponseWriter, r *http.Request, t target, c
 		}
 		panic(http.ErrAbortHandler)
 	}
-}
-
-// noRanges responds with a manifest as the registry does: there are no ranges of it, and a 304 does not tell its
-// digest.
-type noRanges struct{ http.ResponseWriter }
-
-func (w noRanges) WriteHeader(status int) {
-	w.Header().Del("Accept-Ranges")
-	if status == http.StatusNotModified {
-		w.Header().Del(oci.HeaderDigest)
-		w.Header().Del("Etag")
-	}
-	w.ResponseWriter.WriteHeader(status)
 }
 
 // fetch fills b from the registry. It goes on when the client that caused it disconnects: others may follow.

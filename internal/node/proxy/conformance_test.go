@@ -179,7 +179,14 @@ var algorithms = []digest.Algorithm{digest.SHA256, digest.SHA512}
 func TestConformancePull(t *testing.T) {
 	t.Parallel()
 	for name, cached := range map[string]bool{"from the registry": false, "from a cache": true} {
-		t.Run(name, func(t *testing.T) { testConformancePull(t, startCluster(t, cached, nil)) })
+		t.Run(name, func(t *testing.T) {
+			c := startCluster(t, cached, nil)
+			testConformancePull(t, c)
+			if cached && (c.proxy.metrics.cacheServed.Get() == 0 || c.proxy.metrics.cacheFailed.Get() > 0) {
+				t.Errorf("caches served %d requests and failed %d", c.proxy.metrics.cacheServed.Get(),
+					c.proxy.metrics.cacheFailed.Get())
+			}
+		})
 	}
 }
 

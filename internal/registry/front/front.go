@@ -4,7 +4,6 @@
 package front
 
 import (
-	"cmp"
 	"errors"
 	"io"
 	"log/slog"
@@ -18,6 +17,7 @@ import (
 	"github.com/distribution/distribution/v3/registry/api/errcode"
 
 	"github.com/zarf-dev/zarf-registry/internal/net/tlsfiles"
+	"github.com/zarf-dev/zarf-registry/internal/oci"
 	"github.com/zarf-dev/zarf-registry/internal/pki"
 	"github.com/zarf-dev/zarf-registry/internal/registry/request"
 	"github.com/zarf-dev/zarf-registry/internal/registry/users"
@@ -95,7 +95,10 @@ func (f *Front) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		r.Header.Del("Cookie")
 		f.Next.ServeHTTP(e, request.With(r, to, &peer.Caller))
 	}
-	code = cmp.Or(e.status, http.StatusOK) // what net/http sends if the handler sets none
+	if e.status == 0 {
+		e.WriteHeader(http.StatusOK)
+	}
+	code = e.status
 }
 
 // peer is the client of a request, with what only the front end needs.
@@ -214,6 +217,7 @@ type exchange struct {
 }
 
 func (e *exchange) WriteHeader(status int) {
+	e.Header().Set(oci.HeaderAPIVersion, "registry/2.0") // tells clients and proxies who responds; distribution adds it
 	if e.status == 0 && status >= http.StatusOK {
 		e.status = status
 	}
@@ -221,6 +225,9 @@ func (e *exchange) WriteHeader(status int) {
 }
 
 func (e *exchange) Write(p []byte) (int, error) {
+	if e.status == 0 {
+		e.WriteHeader(http.StatusOK)
+	}
 	e.extendWrite()
 	n, err := e.ResponseWriter.Write(p)
 	e.sent += int64(n)

@@ -77,7 +77,7 @@ var All = []Scenario{
 	{Test: "TestArgo", Clusters: []string{"e2e-argo"}, Networks: []Network{ipv4}, Minutes: 1.7,
 		Paths: and(chart("init-hook", "_*.tpl"), []string{"docs/reference/helm.md"})},
 	{Test: "TestCache", Clusters: []string{"e2e-cache"}, Networks: []Network{ipv4}, Minutes: 2.5, Versions: []string{crio},
-		Paths: and(chart("cache"), internal("node/cache", "node/proxy", "hook/pulltest"))},
+		Paths: and(chart("cache"), internal("node/cache", "node/proxy", "hook/pulltest", "registry/spec", "registry/front"))},
 	{Test: "TestCertificates", Clusters: []string{"e2e-certificates"}, Networks: []Network{ipv4}, Minutes: 2.3,
 		CertManager: true, Paths: and(internal("hook/certs", "hook/credentials", "pki", "net/tlsfiles", "node/proxy"),
 			chart("certificates"))},
