@@ -1,16 +1,12 @@
 package registry
 
 import (
-	"bytes"
 	"context"
 	"io"
 	"log/slog"
 	"maps"
 	"net/http"
-	"os"
-	"runtime/debug"
 	"slices"
-	"strconv"
 	"strings"
 
 	"github.com/sirupsen/logrus"
@@ -80,23 +76,4 @@ func (l serverLog) Write(line []byte) (int, error) {
 	}
 	l.log.Log(context.Background(), level, "connection failed", "listener", l.listener, "error", text)
 	return len(line), nil
-}
-
-// memoryLimit is the file with the memory limit of the cgroup of a container.
-const memoryLimit = "/sys/fs/cgroup/memory.max"
-
-// LimitMemory makes Go return memory before the limit of the pod is reached; a tenth is left to the kernel. Less
-// garbage than usual remains, because an inventory of a million blobs is most of the memory.
-func LimitMemory() {
-	if os.Getenv("GOGC") == "" {
-		debug.SetGCPercent(25)
-	}
-	if os.Getenv("GOMEMLIMIT") != "" {
-		return
-	}
-	text, _ := os.ReadFile(memoryLimit)
-	// Without cgroup v2, there is no file; without a limit, it contains "max".
-	if limit, err := strconv.ParseInt(string(bytes.TrimSpace(text)), 10, 64); err == nil {
-		debug.SetMemoryLimit(limit / 10 * 9)
-	}
 }

@@ -87,7 +87,7 @@ func (f *serveFlags) run(ctx context.Context, log *slog.Logger) (err error) {
 		return &exitcode.Refusal{Err: err}
 	}
 	storage := f.options.Config.Storage.Type() // Open takes the configuration
-	registry.LimitMemory()
+	limitMemory()
 	server, err := registry.Open(f.options)
 	if err != nil {
 		return &exitcode.Refusal{Err: err}
